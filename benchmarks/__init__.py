@@ -1,0 +1,1 @@
+"""Commands that measure: `python -m benchmarks.NAME [options] [--json FILE]`."""

@@ -1,0 +1,57 @@
+"""What one step computes, and what it brought. Values only.
+
+Positions and KV places depend on counts alone, so a batch is complete although the tokens of
+the step before it are not known yet: those inputs are taken from `last_token` on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from replica.sequence import Sequence
+
+Int32s: TypeAlias = npt.NDArray[np.int32]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """B rows of one step: rows with one token, then prompt chunks."""
+
+    step: int
+    """Counts launches from 0; its slot is `step % 2`."""
+    rows: Int32s
+    starts: Int32s
+    """[B] position of the first token computed."""
+    lengths: Int32s
+    """[B] tokens computed, at least 1."""
+    sequences: tuple[Sequence, ...]
+    samples: Int32s
+    """[S] indices into the B rows whose last token yields a new one."""
+    new_rows: Int32s
+    """Rows assigned since the last batch: their sampling parameters travel with this one."""
+    greedy: bool
+    """Every sampling row is greedy."""
+    filtered: bool
+    """Some sampling row keeps only its most likely tokens (top-k, top-p)."""
+    held: bool
+    """Some sampling row may not stop yet (`min_tokens`)."""
+    constrained: bool
+    """Some sampling row has a mask that depends on tokens still in flight."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths.sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutput:
+    """A collected step: `ids[i]` was sampled for row `batch.rows[batch.samples[i]]`."""
+
+    batch: Batch
+    ids: Int64s

@@ -1,0 +1,226 @@
+"""The step loop: commands in, one report per step out.
+
+The engine ties scheduler, pipeline and idle meter together. It knows requests and time, not
+how a step is chosen (scheduler) nor how it reaches the device (pipeline).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from replica.batch import StepOutput
+from replica.block_manager import BlockManager
+from replica.budget import CostModel
+from replica.config import EngineConfig
+from replica.idle import IdleMeter
+from replica.io_slot import IOSlot, Sizes
+from replica.masks import AllowedTokens, MaskBuilder
+from replica.messages import Abort, Backlog, Command, Output, Stats, StepReport, Stop, Submit
+from replica.pipeline import Pipeline
+from replica.rows import Rows
+from replica.runner import ModelRunner
+from replica.scheduler import Scheduler
+from replica.sequence import Key, Sequence
+from replica.stream import Device, HostDevice
+
+IDLE_REPORT_S = 1.0
+REMEMBERED = 4096
+"""Keys of ended and aborted sequences that are known again if their submit comes late."""
+
+
+class Channel(Protocol):
+    """The engine's side of the connection to its clients."""
+
+    def receive(self, timeout_s: float) -> Iterable[Command]:
+        """What has come; waits for the first command at most `timeout_s`."""
+
+    def send(self, report: StepReport) -> None: ...
+
+
+class Engine:
+    """One model on one device, driven by one thread that calls `advance` in a loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        channel: Channel,
+        *,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...] = (),
+        cost: CostModel | None = None,
+        device: Device | None = None,
+        on_idle: Callable[[IOSlot], None] | None = None,
+    ) -> None:
+        """Raises ValueError if a sequence of `max_model_len` does not fit into the KV pool."""
+        if max_model_len > config.num_blocks * config.block_size:
+            raise ValueError(
+                f"max_model_len is {max_model_len} tokens, but the KV pool holds only "
+                f"{config.num_blocks * config.block_size}: raise engine.kv_tokens or lower "
+                "engine.max_model_len"
+            )
+        self._channel = channel
+        self._max_model_len = max_model_len
+        self._vocab_size = runner.vocab_size
+        self._eos_token_ids = eos_token_ids
+        guard = config.num_blocks
+        self.rows = Rows(config.max_rows, max_model_len, config.block_size, guard)
+        self.scheduler = Scheduler(
+            self.rows,
+            BlockManager(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache),
+            max_step_tokens=config.max_step_tokens,
+            step_budget_ms=config.step_budget_ms,
+            cost=cost,
+        )
+        sizes = Sizes(
+            max_rows=config.max_rows,
+            max_step_tokens=config.max_step_tokens,
+            table_width=self.rows.block_table.shape[1],
+            vocab_size=runner.vocab_size,
+        )
+        self.pipeline = Pipeline(runner, self.rows, sizes, device or HostDevice(), on_idle)
+        self.masks = MaskBuilder(self.rows)
+        self.idle = IdleMeter(time.perf_counter_ns())
+        self.advance = self.step if config.overlap else self.step_synchronously
+        self._over: OrderedDict[Key, None] = OrderedDict()
+        self._refused: list[Output] = []
+        self._stopping = False
+
+    def run(self) -> None:
+        """Until a Stop was received and what it left to do is done."""
+        while not (self._stopping and not self.busy):
+            self.advance()
+        self.pipeline.close()
+
+    @property
+    def busy(self) -> bool:
+        """Something is to be scheduled, collected, released or reported."""
+        return (
+            self.scheduler.has_work
+            or self.pipeline.in_flight is not None
+            or bool(self._refused or self.scheduler.outputs)
+        )
+
+    def step(self) -> None:
+        """Prepare and launch a step while the one before it runs, then settle that one."""
+        self._receive()
+        batch = self.scheduler.schedule()
+        previous = self.pipeline.in_flight
+        self.pipeline.launch(batch)
+        output = self.pipeline.collect(previous)
+        self.scheduler.update(output)
+        self.pipeline.finish(batch, self.masks)
+        self._emit(output)
+
+    def step_synchronously(self) -> None:
+        """The baseline: settle a step before the next is scheduled."""
+        self._receive()
+        batch = self.scheduler.schedule()
+        self.pipeline.launch(batch)
+        self.pipeline.finish(batch, self.masks)
+        output = self.pipeline.collect(batch)
+        self.scheduler.update(output)
+        self._emit(output)
+
+    # Commands
+
+    def _receive(self) -> None:
+        for command in self._channel.receive(0.0 if self.busy else IDLE_REPORT_S):
+            self._handle(command)
+
+    def _handle(self, command: Command) -> None:
+        match command:
+            case Submit():
+                self._submit(command)
+            case Abort():
+                self._abort((command.request_id, command.attempt))
+            case Backlog():
+                self.idle.backlog_changed(command.waiting, time.perf_counter_ns())
+            case Stop():
+                self._stopping = True
+                if not command.drain:
+                    self.scheduler.abort_all()
+
+    def _submit(self, submit: Submit) -> None:
+        """A repeated submit, or one that its own abort has overtaken, starts nothing."""
+        key = submit.request_id, submit.attempt
+        if key in self.scheduler or key in self._over:
+            return
+        try:
+            sequence = self._sequence(submit)
+        except ValueError as error:
+            self._refuse(submit, str(error))
+            return
+        self.idle.work_arrived(time.perf_counter_ns())
+        self.scheduler.add(sequence)
+
+    def _sequence(self, submit: Submit) -> Sequence:
+        """Raises ValueError if it can never run."""
+        if self._stopping:
+            raise ValueError("the replica is shutting down")
+        sampling = submit.sampling
+        named = (submit.prompt_ids, sampling.stop_token_ids, sampling.allowed_token_ids or ())
+        if any(not 0 <= token < self._vocab_size for ids in named for token in ids):
+            raise ValueError(f"token ids must lie in [0, {self._vocab_size})")
+        sequence = Sequence.from_submit(
+            submit, max_model_len=self._max_model_len, eos_token_ids=self._eos_token_ids
+        )
+        if sampling.allowed_token_ids is not None:
+            sequence.constraint = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
+        return sequence
+
+    def _abort(self, key: Key) -> None:
+        self.scheduler.abort(key)
+        self._remember(key)
+
+    def _refuse(self, submit: Submit, reason: str) -> None:
+        self._refused.append(
+            Output(submit.request_id, submit.attempt, 0, (), "error", error=reason)
+        )
+
+    def _remember(self, key: Key) -> None:
+        self._over[key] = None
+        if len(self._over) > REMEMBERED:
+            self._over.popitem(last=False)
+
+    # Reports
+
+    def _emit(self, output: StepOutput | None) -> None:
+        """One report per collected step, and one a second when there is nothing to do."""
+        if output is not None:
+            for interval in self.pipeline.timing(output.batch):
+                self.idle.computed(*interval)
+        if not self.scheduler.has_work:
+            self.idle.work_ended()
+        outputs = self._refused + self.scheduler.take_outputs()
+        self._refused = []
+        for ended in outputs:
+            if ended.finish_reason is not None:
+                self._remember((ended.request_id, ended.attempt))
+        if outputs or output is not None or not self.busy:
+            self._channel.send(StepReport(outputs=outputs, stats=self.stats()))
+
+    def stats(self) -> Stats:
+        self.idle.book_idle(time.perf_counter_ns())
+        scheduler, counts = self.scheduler, self.scheduler.counts
+        return Stats(
+            running=self.rows.num_used,
+            waiting=len(scheduler.waiting),
+            free_rows=self.rows.num_free,
+            free_blocks=scheduler.blocks.num_free,
+            steps=scheduler.num_steps,
+            prompt_tokens=counts["prompt_tokens"],
+            cached_tokens=counts["cached_tokens"],
+            output_tokens=counts["output_tokens"],
+            surplus_rows=counts["surplus_rows"],
+            preemptions=counts["preemptions"],
+            finished=dict(scheduler.finished),
+            busy_s=self.idle.busy_ns / 1e9,
+            bubble_s=self.idle.bubble_ns / 1e9,
+            starved_s=self.idle.starved_ns / 1e9,
+            spare_s=self.idle.spare_ns / 1e9,
+            host_s=time.thread_time(),
+        )

@@ -1,0 +1,169 @@
+"""What an engine process and its clients say to each other.
+
+The module knows types and their encoding only. Messages are idempotent: each names its
+request by (request id, attempt), outputs carry cumulative offsets, so a repeated, late or
+overtaking message does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the tokens of one sequence are chosen and when it ends."""
+
+    max_tokens: int
+    """Upper limit of output tokens, at least 1; the context end may come first."""
+    min_tokens: int = 0
+    """No stop token is sampled before this many output tokens."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens with at least this probability."""
+    seed: int = 0
+    """64-bit unsigned. With `choice` and the position it fixes every draw."""
+    choice: int = 0
+    """Index of this sequence among the choices of its request."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ends the sequence beside the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    """The model's own end-of-sequence ids do not end the sequence."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """If given, only these tokens may be sampled."""
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
+    """Start a sequence. A second submit of the same (request id, attempt) is ignored."""
+
+    request_id: str
+    attempt: int = 0
+    epoch: int = 0
+    """Epoch of the admission that granted it."""
+    prompt_ids: tuple[int, ...]
+    prior_output_ids: tuple[int, ...] = ()
+    """Output of an earlier attempt: the sequence goes on behind it, at the same positions."""
+    sampling: Sampling
+    cache_salt: str = ""
+    """Domain of the prefix cache: two salts never share a block."""
+    band: int = 0
+    """Priority class; a higher number is preempted first."""
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
+    """End a sequence now. It may arrive before its submit, which is then refused."""
+
+    request_id: str
+    attempt: int = 0
+
+
+class Backlog(msgspec.Struct, frozen=True, kw_only=True, tag="backlog"):
+    """Whether the router holds work that this engine has no credit for (idle accounting)."""
+
+    waiting: bool
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """Finish what is running, then exit; with `drain=False`, abort it first."""
+
+    drain: bool = True
+
+
+Command: TypeAlias = Submit | Abort | Backlog | Stop
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What one step added to one sequence."""
+
+    request_id: str
+    attempt: int
+    offset: int
+    """Output tokens that came before `token_ids`, prior output included."""
+    token_ids: tuple[int, ...]
+    """Sampled ids in order; a stop token is the last of them."""
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache when the sequence first ran."""
+    error: str = ""
+    """Why, when `finish_reason` is "error"."""
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of an engine; counters are cumulative since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    free_rows: int = 0
+    free_blocks: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens computed, recomputation after a preemption included."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    surplus_rows: int = 0
+    """Rows computed after their sequence had ended."""
+    preemptions: int = 0
+    finished: dict[str, int] = {}
+    """Sequences ended, by finish reason."""
+    busy_s: float = 0.0
+    bubble_s: float = 0.0
+    starved_s: float = 0.0
+    spare_s: float = 0.0
+    host_s: float = 0.0
+    """CPU time of the step loop: schedule, fill, launch, update."""
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """One message per step, whatever the batch size; also sent once a second when idle."""
+
+    outputs: list[Output]
+    stats: Stats
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """First message of an engine process that came up."""
+
+    model_type: str
+    vocab_size: int
+    """Rows of the output projection: ids at or above it do not exist."""
+    eos_token_ids: tuple[int, ...]
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    max_rows: int
+    block_size: int
+    num_blocks: int
+    load_s: float
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Last message of an engine process that cannot go on."""
+
+    reason: str
+
+
+Event: TypeAlias = StepReport | Ready | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_event_decoder = msgspec.msgpack.Decoder(Event)
+
+
+def encode(message: Command | Event) -> bytes:
+    """The wire form (msgpack)."""
+    return _encoder.encode(message)
+
+
+def decode_command(data: bytes) -> Command:
+    """Raises msgspec.ValidationError on anything that is not a command."""
+    return _command_decoder.decode(data)
+
+
+def decode_event(data: bytes) -> Event:
+    """Raises msgspec.ValidationError on anything that is not an event."""
+    return _event_decoder.decode(data)

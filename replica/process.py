@@ -1,0 +1,139 @@
+"""The engine's own process: it owns the device, and dies with the process that spawned it.
+
+The step loop shares its interpreter lock with no event loop: a busy second thread would delay
+each waking by milliseconds. Commands and reports pass over one local socket.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import msgspec
+import torch
+import zmq
+
+from replica.config import EngineConfig
+from replica.engine import Channel, Engine
+from replica.loading import load_decoder, load_spec
+from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
+from replica.model import ModelSpec
+from replica.runner import DecoderRunner
+from replica.warm_up import warm_up
+
+PR_SET_PDEATHSIG = 1
+
+
+class SocketChannel:
+    """The engine's end of the socket."""
+
+    def __init__(self, address: str) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.connect(address)
+
+    def receive(self, timeout_s: float) -> Iterable[Command]:
+        if self._socket.poll(int(timeout_s * 1000)):
+            return list(self._pending())
+        return ()
+
+    def send(self, report: StepReport | Ready | Failed) -> None:
+        self._socket.send(encode(report))
+
+    def close(self) -> None:
+        """Deliver what was sent, waiting for the other side at most 2 s."""
+        self._socket.close(linger=2000)
+
+    def _pending(self) -> Iterator[Command]:
+        while True:
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield decode_command(data)
+
+
+def context_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """The longest sequence: what was asked for, else what the model and the KV pool allow.
+
+    Raises ValueError if more was asked for than the model was trained for.
+    """
+    if config.max_model_len is None:
+        return min(spec.max_position, config.num_blocks * config.block_size)
+    if config.max_model_len > spec.max_position:
+        raise ValueError(
+            f"engine.max_model_len is {config.max_model_len}, but the model's context ends at "
+            f"{spec.max_position}"
+        )
+    return config.max_model_len
+
+
+def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
+    """Load, warm up, and describe an engine. Raises ValueError where it cannot work."""
+    started = time.perf_counter()
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    spec = load_spec(config.model, config.revision)
+    max_model_len = context_length(config, spec)
+    dtype = getattr(torch, config.dtype)
+    decoder = load_decoder(config.model, config.revision, dtype, torch.device(config.device))
+    runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
+
+    def make(channel: Channel, *, config: EngineConfig, **options: object) -> Engine:
+        return Engine(config, runner, channel, max_model_len=max_model_len, **options)  # type: ignore[arg-type]
+
+    cost = warm_up(
+        config, max_model_len, lambda replay: make(replay, config=replace(config, overlap=False))
+    )
+    engine = make(channel, config=config, eos_token_ids=spec.eos_token_ids, cost=cost)
+    ready = Ready(
+        model_type=spec.model_type,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        max_model_len=max_model_len,
+        max_rows=config.max_rows,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        load_s=time.perf_counter() - started,
+    )
+    return engine, ready
+
+
+def die_with_parent() -> None:
+    """End this process when its parent ends, however that comes about.
+
+    The kernel's signal works even while this interpreter hangs; the closed pipe works where the
+    parent's thread that forked outlives the parent's interest.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def main() -> None:
+    """Arguments: socket address, EngineConfig as JSON."""
+    address, settings = sys.argv[1:]
+    die_with_parent()
+    channel = SocketChannel(address)
+    try:
+        config = msgspec.json.decode(settings, type=EngineConfig)
+        engine, ready = build(config, channel)
+        channel.send(ready)
+        engine.run()
+    except Exception as error:
+        channel.send(Failed(reason=f"{error}" or type(error).__name__))
+        channel.close()
+        raise
+    channel.close()

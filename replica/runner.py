@@ -1,0 +1,56 @@
+"""The model seam: what a pipeline needs of a model, and nothing else.
+
+Tests put scripted logits behind it; everything around it is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from replica.attention import AttentionMetadata, PagedAttention
+from replica.batch import Batch
+from replica.kv_cache import KVCache
+from replica.model import Decoder
+
+
+class ModelRunner(Protocol):
+    vocab_size: int
+
+    def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """float32 [S, V] logits of the sampling rows, the caller's to overwrite.
+
+        input_ids: int64 [T]. inputs: the device views of `replica.io_slot.input_layout`, of
+        which the first T, S or B entries are valid. Runs on the compute stream.
+        """
+
+
+class DecoderRunner:
+    """A decoder over a paged KV pool."""
+
+    def __init__(self, decoder: Decoder, num_blocks: int, block_size: int) -> None:
+        spec = decoder.spec
+        self.vocab_size = spec.vocab_size
+        self._decoder = decoder
+        parameter = next(decoder.parameters())
+        self._attention = PagedAttention(
+            KVCache(spec, num_blocks, block_size, parameter.dtype, parameter.device)
+        )
+
+    def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        count = batch.num_tokens
+        contexts = batch.starts + batch.lengths
+        attend = self._attention.bind(
+            AttentionMetadata(
+                query_lens=batch.lengths.tolist(),
+                context_lens=contexts.tolist(),
+                block_tables=inputs["block_tables"][: len(contexts)],
+                slot_mapping=inputs["slot_mapping"][:count],
+            )
+        )
+        samples = inputs["sample_index"][: len(batch.samples)]
+        with torch.inference_mode():
+            return self._decoder(input_ids, inputs["positions"][:count], attend, samples)

@@ -1,0 +1,135 @@
+"""From logits to token ids, on the device, inside the step.
+
+The sampler owns what persists on the device between steps: the last token of each row and the
+rows' parameters. Both are written on the compute stream only. It knows rows, not requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from replica.batch import Batch
+from replica.io_slot import CHOICE, FIRST_STOP_ID, HOLD_UNTIL, SEED, TEMPERATURE, TOP_K, TOP_P
+from replica.rng import uniform
+from replica.sequence import MAX_STOP_IDS
+
+
+class Sampler:
+    """Greedy, temperature, top-k, top-p; seeded; stop tokens held back; masks."""
+
+    def __init__(self, max_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._last_token = torch.zeros(max_rows, dtype=torch.int64)
+        self._ints = torch.zeros((max_rows, FIRST_STOP_ID + MAX_STOP_IDS), dtype=torch.int64)
+        self._floats = torch.zeros((max_rows, 2), dtype=torch.float32)
+        self._bit = torch.arange(8, dtype=torch.uint8)
+
+    def input_ids(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Tensor:
+        """int64 [T]: ids known to the CPU, and last tokens that only the device knows yet."""
+        token_ids = inputs["token_ids"][: batch.num_tokens]
+        carried_from = inputs["carried_from"][: batch.num_tokens]
+        carried = self._last_token[carried_from.clamp(min=0)]
+        return torch.where(carried_from >= 0, carried, token_ids)
+
+    def admit_rows(self, batch: Batch, inputs: Mapping[str, Tensor]) -> None:
+        """Take over the parameters of rows that changed hands."""
+        count = len(batch.new_rows)
+        rows = inputs["new_rows"][:count]
+        self._ints[rows] = inputs["row_ints"][:count]
+        self._floats[rows] = inputs["row_floats"][:count]
+
+    def sample(
+        self, batch: Batch, inputs: Mapping[str, Tensor], logits: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Choose one token per sampling row.
+
+        logits: float32 [S, V], overwritten. mask: uint8 [S, V/8] or None. Returns int64 [S],
+        and keeps them as the rows' last tokens.
+        """
+        count = len(batch.samples)
+        rows = inputs["sample_rows"][:count]
+        positions = inputs["sample_positions"][:count]
+        ints, floats = self._ints[rows], self._floats[rows]
+        if batch.held:
+            self._hold_back_stops(logits, ints, positions)
+        if mask is not None:
+            logits.masked_fill_(~self._allowed(mask), -torch.inf)
+        token_ids = logits.argmax(dim=-1)
+        if not batch.greedy:
+            drawn = _draw(batch, logits, ints, floats, positions)
+            token_ids = torch.where(floats[:, TEMPERATURE] == 0, token_ids, drawn)
+        self._last_token[rows] = token_ids
+        return token_ids
+
+    def _hold_back_stops(self, logits: Tensor, ints: Tensor, positions: Tensor) -> None:
+        """-inf for the stop ids of rows that may not end yet."""
+        stop_ids = ints[:, FIRST_STOP_ID:]
+        held = (positions < ints[:, HOLD_UNTIL])[:, None] & (stop_ids >= 0)
+        # Ids that are not held are redirected to a column beyond the vocabulary's end.
+        index = torch.where(held, stop_ids, self._vocab_size)
+        banned = torch.zeros(len(logits), self._vocab_size + 1, dtype=torch.bool)
+        banned.scatter_(1, index, True)
+        logits.masked_fill_(banned[:, : self._vocab_size], -torch.inf)
+
+    def _allowed(self, mask: Tensor) -> Tensor:
+        """bool [S, V] from packed bits."""
+        bits = mask.unsqueeze(-1).bitwise_right_shift(self._bit).bitwise_and(1)
+        return bits.flatten(1)[:, : self._vocab_size].bool()
+
+
+def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions: Tensor) -> Tensor:
+    """int64 [S]: inverse transform sampling, one uniform number per row.
+
+    Greedy rows have temperature 0 and take part at temperature 1, so that no value is NaN;
+    their draw is not used.
+    """
+    temperature = floats[:, TEMPERATURE]
+    temperature = torch.where(temperature == 0, 1.0, temperature)[:, None]
+    # Subtract the maximum first: a tiny temperature then yields -inf, never inf - inf.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
+    probabilities = scaled.softmax(dim=-1)
+    if batch.filtered:
+        probabilities = keep_most_likely(probabilities, ints[:, TOP_K], floats[:, TOP_P])
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    number = uniform(ints[:, SEED], ints[:, CHOICE], positions)[:, None]
+    drawn = torch.searchsorted(cumulative, number * total, right=True)
+    # Rounding may lift number * total to the total: then the last possible token is meant.
+    last = torch.searchsorted(cumulative, total)
+    return torch.minimum(drawn, last)[:, 0]
+
+
+def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Zero all but the top_k most likely of each row, then all but the smallest set of the
+    rest with at least top_p of its mass. Ties at the border stay.
+
+    probabilities: float32 [S, V]. top_k: int64 [S], 0 keeps all. top_p: float32 [S]. No sort:
+    both borders are probabilities, found by bisection over their bit patterns, which order
+    like the non-negative floats that they stand for.
+    """
+    vocab_size = probabilities.shape[1]
+    k = torch.where((top_k <= 0) | (top_k > vocab_size), vocab_size, top_k)
+    bits = probabilities.view(torch.int32)
+    border = _largest_border(bits, lambda keep: keep.sum(-1) >= k)
+    kept = torch.where(bits >= border[:, None], probabilities, 0.0)
+    mass = (top_p.to(torch.float64) * kept.sum(-1, dtype=torch.float64)).clamp(min=1e-300)
+
+    def enough(keep: Tensor) -> Tensor:
+        inside = torch.where(keep, kept, 0.0).sum(-1, dtype=torch.float64)
+        return (inside >= mass) | (top_p >= 1)
+
+    border = _largest_border(kept.view(torch.int32), enough)
+    border = torch.where(top_p >= 1, 0, border)
+    return torch.where(kept.view(torch.int32) >= border[:, None], kept, 0.0)
+
+
+def _largest_border(bits: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
+    """int32 [S]: per row the largest b for which `enough(bits >= b)` holds; 0 always does."""
+    low = torch.zeros(len(bits), dtype=torch.int32)
+    for bit in range(29, -1, -1):  # probabilities are at most 1.0 = 0x3F800000
+        candidate = low | (1 << bit)
+        low = torch.where(enough(bits >= candidate[:, None]), candidate, low)
+    return low

@@ -1,0 +1,341 @@
+"""Decides what the next step computes, and settles what a collected step brought.
+
+Pure CPU work on counts: no torch, no clocks, no token values but those already collected. A
+row, a block or a host buffer is released in `update` only, once the newest step that names it
+has been collected, so nothing that a step in flight reads or writes ever has a second owner.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from replica.batch import Batch, Bools, Int32s, StepOutput
+from replica.block_manager import BlockManager
+from replica.budget import Budget, CostModel
+from replica.messages import FinishReason, Output
+from replica.rows import NEVER, Rows
+from replica.sequence import Key, Sequence
+
+MAX_OVERTAKEN = 32
+"""Later arrivals that may be admitted before a sequence that does not fit yet."""
+RESERVE = 0.25
+"""Share of a step's prompt budget that the first prompt leaves to shorter ones."""
+
+
+class Scheduler:
+    """Owner of the waiting list, and of all decisions about rows and blocks."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        blocks: BlockManager,
+        *,
+        max_step_tokens: int,
+        step_budget_ms: float | None = None,
+        cost: CostModel | None = None,
+    ) -> None:
+        self.rows = rows
+        self.blocks = blocks
+        self.cost = cost or CostModel()
+        self.waiting: list[Sequence] = []
+        """Sequences without a row, by priority; preempted ones return to their place."""
+        self.outputs: list[Output] = []
+        """What is to be reported; the engine takes it away after each step."""
+        self.counts: Counter[str] = Counter()
+        self.finished: Counter[str] = Counter()
+        self._max_step_tokens = max_step_tokens
+        self._step_budget_ms = math.inf if step_budget_ms is None else step_budget_ms
+        self._alive: dict[Key, Sequence] = {}
+        self._arrivals = 0
+        self._new_rows: set[int] = set()
+        self._next_step = 0
+        self._collected = NEVER
+
+    @property
+    def has_work(self) -> bool:
+        """Some sequence has not ended, or some row is not released yet."""
+        return bool(self._alive) or self.rows.num_used > 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps launched so far."""
+        return self._next_step
+
+    def __contains__(self, key: Key) -> bool:
+        """Whether that sequence is alive."""
+        return key in self._alive
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence. One that is complete already ends here."""
+        self._arrivals += 1
+        sequence.order = self._arrivals
+        self._alive[sequence.key] = sequence
+        if len(sequence.token_ids) >= sequence.limit:
+            self._end(sequence, "length", len(sequence.token_ids))
+        else:
+            self._queue(sequence)
+
+    def abort(self, key: Key) -> None:
+        """End a sequence now. Marks only: its row and blocks go back in `update`."""
+        sequence = self._alive.get(key)
+        if sequence is None:
+            return
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+            self._end(sequence, "abort", len(sequence.token_ids))
+        else:
+            self._end(sequence, "abort", int(self.rows.known[sequence.row]))
+
+    def abort_all(self) -> None:
+        for key in list(self._alive):
+            self.abort(key)
+
+    def schedule(self) -> Batch | None:
+        """The next step: running rows first, one token each, then prompt chunks."""
+        decodes = self._decode_rows()
+        chunks = self._prompt_chunks(self._admit(), self._max_step_tokens - len(decodes))
+        if not len(decodes) and not chunks:
+            return None
+        rows = np.concatenate([decodes, np.fromiter(chunks.keys(), np.int32, len(chunks))])
+        lengths = np.ones(len(rows), np.int32)
+        lengths[len(decodes) :] = list(chunks.values())
+        return self._launchable(rows, lengths)
+
+    def update(self, output: StepOutput | None) -> None:
+        """Append tokens, end sequences, release what no step in flight names any more."""
+        if output is not None:
+            self._collected = output.batch.step
+            self._index_full_blocks(output.batch)
+            self._append(output)
+        self._retire_rows()
+
+    def take_outputs(self) -> list[Output]:
+        outputs, self.outputs = self.outputs, []
+        return outputs
+
+    # Scheduling
+
+    def _decode_rows(self) -> Int32s:
+        """Rows that lack one token, with a place for it; others sit this step out."""
+        rows = self.rows
+        total = rows.known + rows.in_flight
+        ready = np.flatnonzero(
+            rows.live & (total - rows.scheduled == 1) & (total < rows.limit)
+        ).astype(np.int32)
+        short = ready[self._full(ready)]
+        if len(short):
+            self._grow(short.tolist())
+            ready = ready[rows.live[ready] & ~self._full(ready)]
+        return ready
+
+    def _full(self, rows: Int32s) -> Bools:
+        """Whether the next token of each row needs a new block."""
+        table = self.rows
+        full: Bools = table.scheduled[rows] >= table.num_blocks[rows] * table.block_size
+        return full
+
+    def _grow(self, short: list[int]) -> None:
+        """One more block for each row, by priority. Where none is left, the newest sequence of
+        the lowest class is preempted; its blocks come once its step in flight is collected."""
+        rows = self.rows
+        leaving = rows.ended | rows.preempted
+        coming = int(rows.num_blocks[leaving].sum())
+        for row in sorted(short, key=lambda row: rows.sequence(row).priority):
+            if not rows.live[row]:
+                continue
+            if self.blocks.num_free:
+                rows.add_blocks(row, self.blocks.allocate(1))
+                continue
+            if coming <= 0:
+                coming += self._preempt()
+            coming -= 1
+
+    def _preempt(self) -> int:
+        """Take the lowest row out of the batch; how many blocks will come back."""
+        rows = self.rows
+        live = np.flatnonzero(rows.live).tolist()
+        victim = max(live, key=lambda row: rows.sequence(row).priority)
+        rows.live[victim] = False
+        rows.preempted[victim] = True
+        self.counts["preemptions"] += 1
+        return int(rows.num_blocks[victim])
+
+    def _admit(self) -> list[int]:
+        """Give rows to waiting sequences that fit. One that does not fit lets later ones pass,
+        MAX_OVERTAKEN times."""
+        admitted: list[int] = []
+        passed: list[Sequence] = []
+        for sequence in list(self.waiting):
+            if not self.rows.num_free:
+                break
+            row = self._try_admit(sequence)
+            if row is not None:
+                admitted.append(row)
+                for earlier in passed:
+                    earlier.overtaken += 1
+            elif sequence.overtaken >= MAX_OVERTAKEN:
+                break
+            else:
+                passed.append(sequence)
+        return admitted
+
+    def _try_admit(self, sequence: Sequence) -> int | None:
+        """A row with blocks for all known tokens, cached prefix included; None if it must wait.
+
+        One block per running row stays free: admitting into the last ones would only preempt.
+        """
+        blocks = self.blocks
+        free = blocks.num_free - int(self.rows.live.sum())
+        if free < sequence.blocks_wanted:
+            return None
+        cached, chain = blocks.match(sequence.cache_salt, sequence.token_ids)
+        wanted = blocks.blocks_for(len(sequence.token_ids)) - len(cached)
+        sequence.blocks_wanted = wanted + blocks.num_evictable(cached)
+        if free < sequence.blocks_wanted:
+            return None
+        blocks.share(cached)
+        self.waiting.remove(sequence)
+        num_cached = len(cached) * blocks.block_size
+        if not sequence.started:
+            sequence.started = True
+            sequence.num_cached = num_cached
+            self.counts["cached_tokens"] += num_cached
+        sequence.chain = chain
+        row = self.rows.assign(sequence, cached + blocks.allocate(wanted), num_cached)
+        self._new_rows.add(row)
+        return row
+
+    def _prompt_chunks(self, admitted: list[int], tokens: int) -> dict[int, int]:
+        """Tokens per prompt row. The first prompt leaves a reserve to the shortest others, so
+        that a long one delays nobody's first token by more than a few steps."""
+        rows = self.rows
+        pending = rows.known + rows.in_flight - rows.scheduled
+        prompts = rows.live & (pending > 1)
+        prompts[admitted] = True
+        ordered = sorted(
+            np.flatnonzero(prompts).tolist(), key=lambda row: rows.sequence(row).priority
+        )
+        sizes = dict.fromkeys(ordered, 0)
+
+        def give(budget: Budget, candidates: Iterable[int]) -> None:
+            for row in candidates:
+                start = int(rows.scheduled[row]) + sizes[row]
+                sizes[row] += budget.take(start, int(pending[row]) - sizes[row])
+
+        budget = Budget(tokens, self._step_budget_ms, self.cost)
+        if len(ordered) > 1:
+            reserve = budget.split_off(RESERVE)
+            give(reserve, sorted(ordered[1:], key=lambda row: int(pending[row])))
+            budget.add(reserve)
+        give(budget, ordered)
+        return {row: size for row, size in sizes.items() if size}
+
+    def _launchable(self, rows: Int32s, lengths: Int32s) -> Batch:
+        """Count the step in, as if it had run; what it samples is in flight from now on."""
+        table = self.rows
+        starts = table.scheduled[rows].copy()
+        table.scheduled[rows] += lengths
+        table.last_step[rows] = self._next_step
+        ends = starts + lengths
+        samples = np.flatnonzero(ends == (table.known + table.in_flight)[rows]).astype(np.int32)
+        sampling = rows[samples]
+        table.in_flight[sampling] += 1
+        batch = Batch(
+            step=self._next_step,
+            rows=rows,
+            starts=starts,
+            lengths=lengths,
+            sequences=tuple(table.sequence(row) for row in rows.tolist()),
+            samples=samples,
+            new_rows=np.array([r for r in self._new_rows if table.sequences[r]], np.int32),
+            greedy=bool(table.greedy[sampling].all()),
+            filtered=bool(table.filtered[sampling].any()),
+            held=bool((ends[samples] < table.hold_until[sampling]).any()),
+            constrained=bool(table.constrained[sampling].any()),
+        )
+        self._count_prompt_tokens(rows, starts, ends)
+        self._new_rows.clear()
+        self._next_step += 1
+        return batch
+
+    def _count_prompt_tokens(self, rows: Int32s, starts: Int32s, ends: Int32s) -> None:
+        prompt_ends = self.rows.prompt[rows]
+        computed = np.minimum(ends, prompt_ends) - np.minimum(starts, prompt_ends)
+        self.counts["prompt_tokens"] += int(computed.sum())
+
+    # Settling
+
+    def _index_full_blocks(self, batch: Batch) -> None:
+        """Blocks that this step filled can be found from now on: their content is there."""
+        size = self.blocks.block_size
+        before, after = batch.starts // size, (batch.starts + batch.lengths) // size
+        for index in np.flatnonzero(after > before).tolist():
+            row, sequence = int(batch.rows[index]), batch.sequences[index]
+            for number in range(len(sequence.chain), int(after[index])):
+                block = int(self.rows.block_table[row, number])
+                self.blocks.register(
+                    sequence.cache_salt, sequence.chain, self.rows.tokens[row], block
+                )
+
+    def _append(self, output: StepOutput) -> None:
+        rows = self.rows
+        sampled = output.batch.rows[output.batch.samples]
+        rows.in_flight[sampled] -= 1
+        kept = ~rows.ended[sampled]
+        sampled, ids = sampled[kept], output.ids[kept]
+        self.counts["surplus_rows"] += len(kept) - len(sampled)
+        self.counts["output_tokens"] += len(sampled)
+        rows.tokens[sampled, rows.known[sampled]] = ids
+        rows.known[sampled] += 1
+        stopped = (rows.stop_ids[sampled] == ids[:, None]).any(axis=1)
+        full = rows.known[sampled] >= rows.limit[sampled]
+        columns = (sampled, ids, rows.known[sampled], stopped, full)
+        for row, token, known, stop, at_limit in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            reason: FinishReason | None = "stop" if stop else "length" if at_limit else None
+            self._report(rows.sequence(row), known - 1, (token,), reason)
+
+    def _report(
+        self, sequence: Sequence, known: int, ids: tuple[int, ...], reason: FinishReason | None
+    ) -> None:
+        """Add to the outputs; with a reason, this is the sequence's single end."""
+        self.outputs.append(
+            Output(
+                sequence.request_id,
+                sequence.attempt,
+                known - sequence.num_prompt,
+                ids,
+                reason,
+                sequence.num_cached,
+            )
+        )
+        if reason is None:
+            return
+        sequence.finish_reason = reason
+        self.finished[reason] += 1
+        del self._alive[sequence.key]
+        if sequence.row is not None:
+            self.rows.live[sequence.row] = False
+            self.rows.ended[sequence.row] = True
+
+    def _end(self, sequence: Sequence, reason: FinishReason, known: int) -> None:
+        self._report(sequence, known, (), reason)
+
+    def _retire_rows(self) -> None:
+        rows = self.rows
+        leaving = (rows.ended | rows.preempted) & (rows.last_step <= self._collected)
+        for row in np.flatnonzero(leaving).tolist():
+            self.blocks.release(rows.blocks(row))
+            sequence = rows.vacate(row)
+            if sequence.finish_reason is None:
+                sequence.blocks_wanted = 0
+                self._queue(sequence)
+
+    def _queue(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=lambda queued: queued.priority)

@@ -1,0 +1,105 @@
+"""One request's token sequence, from submission to its single end.
+
+A sequence knows its ids, its limits and how it ended. It does not know where its KV lies or
+what is in flight: while it runs, that is the state of its row (`replica.rows`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from replica.messages import FinishReason, Sampling, Submit
+
+TokenIds: TypeAlias = npt.NDArray[np.int32]
+Bits: TypeAlias = npt.NDArray[np.uint8]
+Key: TypeAlias = tuple[str, int]
+
+MAX_STOP_IDS = 32
+"""Stop ids of one sequence, the model's own included: they lie in a table of this width."""
+
+
+class Constraint(Protocol):
+    """The rule that limits the tokens of one sequence."""
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        """Write uint8 [V/8], little bit order: what may follow `output_ids`."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    request_id: str
+    attempt: int
+    sampling: Sampling
+    cache_salt: str
+    band: int
+    num_prompt: int
+    limit: int
+    """No token is computed beyond this many: prompt plus max_tokens, or the context end."""
+    stop_ids: tuple[int, ...]
+    token_ids: TokenIds
+    """Known ids, prompt first. Up to date only while the sequence has no row."""
+    constraint: Constraint | None = None
+    order: int = 0
+    """Place among all sequences of the engine, by arrival; kept through a preemption."""
+    num_cached: int = 0
+    """Prompt tokens found in the prefix cache when it first ran."""
+    started: bool = False
+    blocks_wanted: int = 0
+    """Free blocks that it lacked when it was last looked at; not looked at again before."""
+    chain: list[bytes] = field(default_factory=list)
+    """Digests of its full blocks, in order (`replica.block_manager`)."""
+    overtaken: int = 0
+    """How many sequences were admitted before it although they came later."""
+    row: int | None = None
+    """Its place in the persistent batch while it runs."""
+    finish_reason: FinishReason | None = None
+
+    @classmethod
+    def from_submit(
+        cls, submit: Submit, *, max_model_len: int, eos_token_ids: tuple[int, ...]
+    ) -> Sequence:
+        """Raises ValueError, with a sentence for the client, if it can never run."""
+        num_prompt = len(submit.prompt_ids)
+        if num_prompt == 0:
+            raise ValueError("the prompt is empty")
+        if num_prompt >= max_model_len:
+            raise ValueError(
+                f"the prompt has {num_prompt} tokens; the context holds {max_model_len}, "
+                "one of them for the answer"
+            )
+        sampling = submit.sampling
+        if sampling.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        own = () if sampling.ignore_eos else eos_token_ids
+        stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
+        allowed = sampling.allowed_token_ids
+        if allowed is not None and not set(allowed).difference(
+            stop_ids if sampling.min_tokens else ()
+        ):
+            raise ValueError("allowed_token_ids leaves no token to sample")
+        return cls(
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            sampling=sampling,
+            cache_salt=submit.cache_salt,
+            band=submit.band,
+            num_prompt=num_prompt,
+            limit=min(num_prompt + sampling.max_tokens, max_model_len),
+            stop_ids=stop_ids,
+            token_ids=np.array(submit.prompt_ids + submit.prior_output_ids, dtype=np.int32),
+        )
+
+    @property
+    def key(self) -> Key:
+        return self.request_id, self.attempt
+
+    @property
+    def priority(self) -> tuple[int, int]:
+        """Smaller runs first and is preempted last."""
+        return self.band, self.order

@@ -1,0 +1,148 @@
+"""Streams and events: the order of work on a device, independent of the CPU that enqueues it.
+
+Two small interfaces, with the meaning that CUDA gives them, so that one pipeline runs over
+both: work on a stream runs in order; a wait makes a stream wait for the newest record of an
+event *so far*, and for nothing if there was none. Here they are implemented by host threads:
+torch's CPU operators release the interpreter lock, so the overlap, and any race, is real.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Protocol, TypeAlias
+
+Work: TypeAlias = Callable[[], None]
+
+
+class StreamFailure(RuntimeError):
+    """Work on a stream raised; everything behind it was skipped. The engine is lost."""
+
+
+class Stream(Protocol):
+    """A queue of device work."""
+
+    def run(self, work: Work) -> None:
+        """Enqueue; never blocks on work enqueued before."""
+
+    def close(self) -> None:
+        """Let enqueued work finish, then give the stream up."""
+
+
+class Event(Protocol):
+    """A point in a stream that other streams, and the CPU, can wait for."""
+
+    def record(self) -> None:
+        """Enqueue the point behind the work that the event's stream holds now."""
+
+    def block(self, stream: Stream) -> None:
+        """Make later work of `stream` wait for the newest record. No record, no wait."""
+
+    def synchronize(self) -> None:
+        """Block the CPU until the newest record is reached. Raises StreamFailure."""
+
+    def time_ns(self) -> int:
+        """When the newest record was reached, on the clock of time.perf_counter_ns."""
+
+
+class Device(Protocol):
+    """Where streams, events and page-locked host memory come from."""
+
+    def stream(self, name: str) -> Stream: ...
+
+    def event(self, stream: Stream) -> Event:
+        """An event to be recorded on `stream` only."""
+
+
+class _Point:
+    """One record of an event."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.time_ns = 0
+        self.failure: BaseException | None = None
+
+
+class HostStream:
+    """A FIFO worker thread. `delay`, if given, runs before each piece of work (race tests)."""
+
+    def __init__(self, name: str, delay: Work | None = None) -> None:
+        self._queue: SimpleQueue[Work | _Point | None] = SimpleQueue()
+        self._delay = delay
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Work) -> None:
+        self._queue.put(work)
+
+    def mark(self, point: _Point) -> None:
+        self._queue.put(point)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (item := self._queue.get()) is not None:
+            if isinstance(item, _Point):
+                item.failure = self._failure
+                item.time_ns = time.perf_counter_ns()
+                item.reached.set()
+            elif self._failure is None:
+                self._run(item)
+
+    def _run(self, work: Work) -> None:
+        try:
+            if self._delay is not None:
+                self._delay()
+            work()
+        except BaseException as failure:
+            self._failure = failure
+
+
+class HostEvent:
+    def __init__(self, stream: HostStream) -> None:
+        self._stream = stream
+        self._newest: _Point | None = None
+
+    def record(self) -> None:
+        self._newest = _Point()
+        self._stream.mark(self._newest)
+
+    def block(self, stream: Stream) -> None:
+        point = self._newest
+        if point is not None:
+            stream.run(lambda: _await(point))
+
+    def synchronize(self) -> None:
+        if self._newest is not None:
+            _await(self._newest)
+
+    def time_ns(self) -> int:
+        if self._newest is None:
+            raise ValueError("the event was never recorded")
+        _await(self._newest)
+        return self._newest.time_ns
+
+
+def _await(point: _Point) -> None:
+    point.reached.wait()
+    if point.failure is not None:
+        raise StreamFailure("work on a stream failed") from point.failure
+
+
+class HostDevice:
+    """Host threads as streams, for engines on a CPU."""
+
+    def __init__(self, delay: Work | None = None) -> None:
+        self._delay = delay
+
+    def stream(self, name: str) -> HostStream:
+        return HostStream(name, self._delay)
+
+    def event(self, stream: Stream) -> HostEvent:
+        assert isinstance(stream, HostStream)
+        return HostEvent(stream)

@@ -1,0 +1,1 @@
+"""Who is served next, and where: tenants, fair queue, credits, ledger. Pure Python."""

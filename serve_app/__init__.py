@@ -1,0 +1,1 @@
+"""The application on Ray Serve: HTTP, OpenAI's protocol, deployments, placement."""
