@@ -1,0 +1,127 @@
+"""What each tenant used: tokens and outcomes, each counted once per request id.
+
+Knows token counts only; what they cost in fairness or money is another's business. Every
+number that comes in is cumulative, so an older or repeated one changes nothing, whichever
+attempt of the request it stems from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from router.messages import Outcome, RequestInfo
+
+
+class Charge(NamedTuple):
+    """Tokens that a call added; negative where it corrected an earlier one."""
+
+    uncached: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+NOTHING = Charge()
+
+
+@dataclass(slots=True)
+class Usage:
+    """Totals of one tenant since the start of the process."""
+
+    prompt_tokens: int = 0
+    """Cached ones included."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One open request."""
+
+    usage: Usage
+    prompt_tokens: int
+    charged: bool = False
+    cached: int | None = None
+    produced: int = 0
+
+
+class Ledger:
+    """Calls about a request that is not open change nothing."""
+
+    def __init__(self) -> None:
+        self._usage: dict[str, Usage] = {}
+        self._open: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        """Requests that are open."""
+        return len(self._open)
+
+    def usage(self) -> dict[str, Usage]:
+        """Totals of every tenant that ever had a request; copies."""
+        return {
+            tenant: replace(usage, outcomes=dict(usage.outcomes))
+            for tenant, usage in self._usage.items()
+        }
+
+    def open(self, info: RequestInfo) -> None:
+        """Begin to account for a request; repeated calls are ignored."""
+        if info.request_id in self._open:
+            return
+        usage = self._usage.get(info.tenant)
+        if usage is None:
+            usage = self._usage[info.tenant] = Usage()
+        self._open[info.request_id] = _Entry(usage, info.prompt_tokens)
+
+    def resume(self, info: RequestInfo, produced: int, cached: int | None) -> None:
+        """Open a request of which so much was charged by an earlier router."""
+        self.open(info)
+        entry = self._open[info.request_id]
+        entry.charged, entry.produced, entry.cached = True, produced, cached
+
+    def dispatch(self, request_id: str) -> Charge:
+        """Charge the prompt, as uncached, at the first dispatch."""
+        entry = self._open.get(request_id)
+        if entry is None or entry.charged:
+            return NOTHING
+        entry.charged = True
+        entry.usage.prompt_tokens += entry.prompt_tokens
+        return Charge(uncached=entry.prompt_tokens)
+
+    def progress(self, request_id: str, produced: int, cached: int | None) -> Charge:
+        """Charge output beyond the most seen so far; the first `cached` corrects the prompt.
+
+        Work done without a dispatch known here is charged with its prompt.
+        """
+        entry = self._open.get(request_id)
+        if entry is None or not (produced or cached is not None):
+            return NOTHING
+        uncached = self.dispatch(request_id).uncached
+        found = 0
+        if cached is not None and entry.cached is None:
+            entry.cached = found = min(max(cached, 0), entry.prompt_tokens)
+            entry.usage.cached_tokens += found
+        output = max(produced - entry.produced, 0)
+        entry.produced += output
+        entry.usage.output_tokens += output
+        return Charge(uncached - found, found, output)
+
+    def refund(self, request_id: str) -> Charge:
+        """Take back the prompt of a request on which no work was done."""
+        entry = self._open.get(request_id)
+        if entry is None or not entry.charged or entry.produced or entry.cached is not None:
+            return NOTHING
+        entry.charged = False
+        entry.usage.prompt_tokens -= entry.prompt_tokens
+        return Charge(uncached=-entry.prompt_tokens)
+
+    def produced(self, request_id: str) -> int:
+        """Output tokens of an open request."""
+        entry = self._open.get(request_id)
+        return entry.produced if entry else 0
+
+    def close(self, request_id: str, outcome: Outcome | None) -> None:
+        """Count how an open request ended; None, a refusal, counts nowhere."""
+        entry = self._open.pop(request_id, None)
+        if entry is not None and outcome is not None:
+            entry.usage.outcomes[outcome] += 1

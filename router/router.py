@@ -1,0 +1,302 @@
+"""Admission: what each ingress shows is made true, and answered with grants and refusals.
+
+The conversation is level-triggered. A `Sync` is the truth about its ingress, so a lost,
+repeated or late one does no harm. The router knows costs and ids; it sees neither prompts,
+nor HTTP, nor time other than its clock, and does no input or output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from math import ceil
+
+from router.dispatcher import Dispatcher
+from router.fair_queue import FairPolicy
+from router.messages import (
+    Ending,
+    Grant,
+    LeaseInfo,
+    Outcome,
+    Refusal,
+    ReplicaReport,
+    RequestInfo,
+    Sync,
+    SyncReply,
+)
+from router.request import Request, State
+from router.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
+from router.tenant import Tenant, Tenants
+
+_MIN_RETRY_S, _MAX_RETRY_S = 1, 60
+
+
+@dataclass(slots=True)
+class _Ingress:
+    name: str
+    sequence: int = -1
+    seen_at: float = 0.0
+    requests: dict[str, Request] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
+    """Tenant of each request whose ending the last sync showed; all are booked."""
+
+
+class Router:
+    """One pool of replicas and everybody who wants to use it.
+
+    `epoch` differs at every start and is at least 1. For `grace_s` seconds nothing is granted,
+    so that ingresses can show what they run. An ingress silent for `ingress_timeout_s` seconds
+    loses its places and credits, after `forget_s` it is taken for dead and its requests for
+    failed. A name stands for one process: a restarted ingress takes a new one. Request ids are
+    unique among all ingresses.
+
+    Not thread-safe. Raises ValueError for an epoch below 1.
+    """
+
+    def __init__(
+        self,
+        tenants: Tenants,
+        *,
+        epoch: int,
+        policy: FairPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        grace_s: float = 0.5,
+        ingress_timeout_s: float = 2.0,
+        report_timeout_s: float = 2.0,
+        forget_s: float = 60.0,
+    ) -> None:
+        if epoch < 1:
+            raise ValueError("epoch must be at least 1: 0 means that an ingress knows none")
+        self.epoch = epoch
+        self._clock = clock
+        self._grants_from = clock() + grace_s
+        self._ingress_timeout_s = ingress_timeout_s
+        self._forget_s = forget_s
+        self._dispatcher = Dispatcher(policy or FairPolicy(), clock, report_timeout_s)
+        self._ingresses: dict[str, _Ingress] = {}
+        self._news: set[str] = set()
+        self._tenants: dict[str, Tenant] = {}
+        self.update_tenants(tenants)
+
+    def sync(self, sync: Sync) -> SyncReply:
+        """Take over the state of an ingress and answer with what is true now."""
+        ingress = self._ingresses.get(sync.ingress)
+        if ingress is None:
+            ingress = self._ingresses[sync.ingress] = _Ingress(sync.ingress)
+        if sync.sequence < ingress.sequence:
+            return self._reply(ingress)
+        ingress.sequence, ingress.seen_at = sync.sequence, self._clock()
+        resumed = sync.epoch not in (0, self.epoch)
+        if resumed:
+            self._dispatcher.queue.resume(sync.virtual_times)
+        self._settle(ingress, sync.endings, resumed)
+        for lease in sync.leases:
+            self._confirm(ingress, lease, resumed)
+        newcomers = {
+            info.request_id: info for info in sync.waiting if not self._still_waits(ingress, info)
+        }
+        self._cancel_missing(ingress, sync)
+        refusals = self._admit(ingress, newcomers.values(), resumed)
+        self._news.discard(ingress.name)
+        return self._reply(ingress, refusals)
+
+    def report(self, report: ReplicaReport) -> None:
+        """Take over the capacity of a replica."""
+        self._dispatcher.credits.report(report)
+        self._dispatch()
+
+    def update_tenants(self, tenants: Tenants) -> None:
+        """Take over weights and limits. What waits of a tenant that is gone is refused at the
+        next sync that shows it; what runs goes on to its end."""
+        self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
+        self._dispatcher.queue.configure(tenants.tenants)
+        self._dispatch()
+
+    def expire(self) -> None:
+        """Act on silence and on the end of the grace. To be called a few times a second."""
+        now = self._clock()
+        for ingress in list(self._ingresses.values()):
+            silence = now - ingress.seen_at
+            if silence > self._ingress_timeout_s:
+                for request in ingress.requests.values():
+                    self._dispatcher.release(request)
+            if silence > self._forget_s:
+                for request in list(ingress.requests.values()):
+                    self._end(ingress, request, Outcome.FAILED)
+                del self._ingresses[ingress.name]
+                self._news.discard(ingress.name)
+        self._dispatcher.expire()
+        self._dispatch()
+
+    def take_news(self) -> set[str]:
+        """Ingresses with something new to hear since the last call, replies aside."""
+        news, self._news = self._news, set()
+        return news
+
+    def snapshot(self) -> Snapshot:
+        """Counts of everything; O(tenants)."""
+        queue = self._dispatcher.queue
+        return Snapshot(
+            epoch=self.epoch,
+            virtual_time=queue.virtual_time,
+            tenants={
+                name: TenantSnapshot(
+                    queued=len(tenant.waiting),
+                    running=len(tenant.running),
+                    virtual_time=tenant.counter.value,
+                )
+                for name, tenant in queue.tenants().items()
+            },
+            replicas={
+                name: ReplicaSnapshot(
+                    slots=replica.slots,
+                    leases=len(replica.leases),
+                    kv_tokens=replica.kv_tokens,
+                    kv_held=replica.kv_held,
+                )
+                for name, replica in self._dispatcher.credits.replicas().items()
+            },
+            ingresses={name: len(entry.requests) for name, entry in self._ingresses.items()},
+            usage=self._dispatcher.ledger.usage(),
+        )
+
+    def _settle(self, ingress: _Ingress, endings: Iterable[Ending], resumed: bool) -> None:
+        """Book each ending when it is first shown."""
+        settled = {}
+        for ending in endings:
+            info = ending.request
+            settled[info.request_id] = info.tenant
+            if info.request_id not in ingress.settled:
+                request = ingress.requests.get(info.request_id)
+                if request is None:
+                    request = self._add(ingress, info)
+                    self._open(request, ending.produced, ending.cached, resumed)
+                self._dispatcher.progress(request, ending.produced, ending.cached)
+                self._end(ingress, request, ending.outcome)
+        ingress.settled = settled
+
+    def _confirm(self, ingress: _Ingress, lease: LeaseInfo, resumed: bool) -> None:
+        """A lease that is shown is a fact, whatever was known of it."""
+        info = lease.request
+        request = ingress.requests.get(info.request_id)
+        if request is None:
+            if info.request_id in ingress.settled:
+                return
+            request = self._add(ingress, info)
+            self._open(request, lease.produced, lease.cached, resumed)
+        if request.replica != lease.replica:
+            self._dispatcher.adopt(request, lease.replica)
+        request.info = info
+        request.state = State.LEASED
+        request.taken_up = True
+        self._dispatcher.progress(request, lease.produced, lease.cached)
+
+    def _still_waits(self, ingress: _Ingress, info: RequestInfo) -> bool:
+        """Whether a request shown as waiting was admitted before."""
+        request = ingress.requests.get(info.request_id)
+        if request is None:
+            return info.request_id in ingress.settled
+        again = info.attempt > request.info.attempt
+        holds_credit = request.state in (State.GRANTED, State.LEASED)
+        if info.tenant not in self._tenants and (again or not holds_credit):
+            self._end(ingress, request, None)
+            return False
+        if again:
+            request.info = info
+        if again and holds_credit:
+            self._dispatcher.release(request)
+        if request.state is State.PARKED:
+            self._dispatcher.enqueue(request, front=again)
+        elif request.state is State.LEASED:
+            request.state = State.GRANTED
+        return True
+
+    def _cancel_missing(self, ingress: _Ingress, sync: Sync) -> None:
+        shown = {info.request_id for info in sync.waiting}
+        shown.update(lease.request.request_id for lease in sync.leases)
+        for request_id in ingress.requests.keys() - shown:
+            self._end(ingress, ingress.requests[request_id], Outcome.CANCELLED)
+
+    def _admit(
+        self, ingress: _Ingress, newcomers: Iterable[RequestInfo], resumed: bool
+    ) -> list[Refusal]:
+        """Queue what has room, then what starts at once; refuse the rest.
+
+        An earlier router has admitted what is resumed: it is not refused for want of room.
+        """
+        refusals, excess = [], []
+        for info in newcomers:
+            if info.tenant not in self._tenants:
+                refusals.append(Refusal(info.request_id, "unknown tenant", _MIN_RETRY_S))
+            elif resumed or self._has_room(info.tenant):
+                self._dispatcher.enqueue(self._add(ingress, info))
+            else:
+                excess.append(info)
+        self._dispatch()
+        refused: Counter[str] = Counter()
+        for info in excess:
+            if self._has_room(info.tenant) or self._starts_at_once(info):
+                self._dispatcher.enqueue(self._add(ingress, info))
+                self._dispatch()
+            else:
+                refused[info.tenant] += 1
+                refusals.append(self._refuse(info, refused[info.tenant]))
+        return refusals
+
+    def _has_room(self, tenant: str) -> bool:
+        waiting = self._dispatcher.queue.tenant(tenant).waiting
+        return len(waiting) < self._tenants[tenant].max_queued
+
+    def _starts_at_once(self, info: RequestInfo) -> bool:
+        return not self._in_grace() and self._dispatcher.can_start(info)
+
+    def _refuse(self, info: RequestInfo, places: int) -> Refusal:
+        """Come back when the tenant's queue has moved by `places`, at its recent pace."""
+        retry_s = ceil(places * self._dispatcher.place_interval(info.tenant))
+        return Refusal(
+            info.request_id,
+            f"tenant {info.tenant} has {self._tenants[info.tenant].max_queued} requests waiting",
+            min(max(retry_s, _MIN_RETRY_S), _MAX_RETRY_S),
+        )
+
+    def _add(self, ingress: _Ingress, info: RequestInfo) -> Request:
+        expected = self._dispatcher.estimates.output(info.tenant, info.max_tokens)
+        request = ingress.requests[info.request_id] = Request(info, ingress.name, expected)
+        return request
+
+    def _open(self, request: Request, produced: int, cached: int | None, resumed: bool) -> None:
+        """Account for work that this router did not grant; an earlier one has charged it."""
+        request.taken_up = True
+        if resumed:
+            self._dispatcher.ledger.resume(request.info, produced, cached)
+        else:
+            self._dispatcher.ledger.open(request.info)
+
+    def _end(self, ingress: _Ingress, request: Request, outcome: Outcome | None) -> None:
+        self._dispatcher.end(request, outcome)
+        del ingress.requests[request.info.request_id]
+
+    def _in_grace(self) -> bool:
+        return self._clock() < self._grants_from
+
+    def _dispatch(self) -> None:
+        if not self._in_grace():
+            self._news.update(request.ingress for request in self._dispatcher.dispatch())
+
+    def _reply(self, ingress: _Ingress, refusals: Iterable[Refusal] = ()) -> SyncReply:
+        requests = ingress.requests.values()
+        tenants = {request.info.tenant for request in requests}.union(ingress.settled.values())
+        queues = self._dispatcher.queue.tenants()
+        return SyncReply(
+            epoch=self.epoch,
+            grants=tuple(
+                Grant(request.info.request_id, request.info.attempt, request.replica)
+                for request in requests
+                if request.state is State.GRANTED
+            ),
+            refusals=tuple(refusals),
+            settled=tuple(ingress.settled),
+            virtual_times={name: queues[name].counter.value for name in tenants & queues.keys()},
+        )

@@ -1,0 +1,132 @@
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from router.tenant import Tenant, Tenants, digest, load_tenants
+
+DIGEST = digest("sk-one")
+
+
+def test_a_digest_is_the_tagged_sha256_of_the_key():
+    assert digest("sk-one") == "sha256:" + hashlib.sha256(b"sk-one").hexdigest()
+
+
+def test_a_key_finds_its_tenant():
+    tenants = Tenants(
+        tenants=[
+            Tenant(id="one", keys=[DIGEST, digest("sk-old")]),
+            Tenant(id="two", keys=[digest("sk-two")]),
+        ]
+    )
+    found = {key: tenants.find_by_key(key) for key in ("sk-one", "sk-old", "sk-two")}
+    assert {key: tenant.id for key, tenant in found.items() if tenant} == {
+        "sk-one": "one",
+        "sk-old": "one",
+        "sk-two": "two",
+    }
+
+
+@pytest.mark.parametrize("key", ["", "sk-on", "sk-one ", DIGEST, "é", "\ud83d", "x" * 100_000])
+def test_an_unknown_or_malformed_key_finds_nobody(key):
+    """R41: no exception tells one kind of wrong key from another."""
+    assert Tenants(tenants=[Tenant(id="one", keys=[DIGEST])]).find_by_key(key) is None
+
+
+def test_every_digest_is_compared_whatever_key_is_presented(monkeypatch):
+    """R41: the same work for known, unknown and malformed keys."""
+    tenants = Tenants(
+        tenants=[Tenant(id=str(i), keys=[digest(f"a{i}"), digest(f"b{i}")]) for i in range(5)]
+    )
+    compared = []
+    monkeypatch.setattr(
+        "router.tenant.hmac.compare_digest", lambda a, b: compared.append(a) or a == b
+    )
+    for key in ("a0", "b4", "unknown", "\ud83d"):
+        compared.clear()
+        tenants.find_by_key(key)
+        assert len(compared) == 10
+
+
+@given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+def test_salts_are_equal_only_within_a_tenant_or_a_group(one, two):
+    """C37: the name of a tenant and the same name of a group are two domains."""
+    tenant, grouped = Tenant(id=one), Tenant(id=two, prefix_group=one)
+    assert tenant.cache_salt != grouped.cache_salt
+    assert (tenant.cache_salt == Tenant(id=two).cache_salt) == (one == two)
+    assert grouped.cache_salt == Tenant(id=two + "x", prefix_group=one).cache_salt
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"id": ""},
+        {"id": 1},
+        {"keys": ["sk-plain"]},
+        {"keys": [DIGEST.upper()]},
+        {"keys": [DIGEST + "\n"]},
+        {"weight": 0},
+        {"weight": float("inf")},
+        {"weight": float("nan")},
+        {"max_concurrency": 0},
+        {"max_concurrency": True},
+        {"max_queued": -1},
+        {"prefix_group": ""},
+        {"colour": "red"},
+    ],
+)
+def test_a_wrong_field_is_refused_by_name(fields):
+    with pytest.raises(ValidationError) as error:
+        Tenant.model_validate({"id": "one", **fields})
+    assert error.value.errors()[0]["loc"][0] == next(iter(fields))
+
+
+def test_ids_and_digests_are_unique():
+    with pytest.raises(ValidationError, match="'one' appears twice"):
+        Tenants(tenants=[Tenant(id="one"), Tenant(id="one")])
+    with pytest.raises(ValidationError, match=r"digest .* appears twice"):
+        Tenants(tenants=[Tenant(id="one", keys=[DIGEST]), Tenant(id="two", keys=[DIGEST])])
+
+
+def test_tenants_load_from_a_file(tmp_path):
+    path = tmp_path / "tenants.yaml"
+    path.write_text(
+        f"tenants:\n- id: one\n  keys: ['{DIGEST}']\n  weight: 3\n- {{id: two, max_queued: 0}}\n"
+    )
+    one, two = load_tenants(path).tenants
+    assert (one.weight, one.keys, two.max_queued) == (3.0, [DIGEST], 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("tenants:\n- id: one\n  wieght: 2\n", "tenants.0.wieght: Extra inputs"),
+        ("tenants:\n- id: one\n  max_queued: many\n", "tenants.0.max_queued: Input should be"),
+        ("tenants:\n- id: one\n- id: one\n", "'one' appears twice"),
+        ("- id: one\n", "file: Input should be"),
+        ("", "file: Input should be"),
+        ("tenants: [\n", "line 2: not valid YAML"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_and_field(tmp_path, content, message):
+    path = tmp_path / "tenants.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"tenants\.yaml") as error:
+        load_tenants(path)
+    assert message in str(error.value)
+
+
+def test_a_message_about_a_wrong_file_quotes_no_key(tmp_path):
+    """R41"""
+    path = tmp_path / "tenants.yaml"
+    path.write_text("tenants:\n- id: one\n  keys: [sk-secret]\n")
+    with pytest.raises(ValueError, match="keys") as error:
+        load_tenants(path)
+    assert "sk-secret" not in str(error.value)
+
+
+def test_a_missing_file_is_an_os_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load_tenants(tmp_path / "none.yaml")
