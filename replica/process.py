@@ -116,7 +116,8 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(sys.stdin.fileno(), 1):
+            pass
         os._exit(1)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

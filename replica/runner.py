@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from replica.attention import AttentionMetadata, PagedAttention
@@ -35,10 +34,9 @@ class DecoderRunner:
         spec = decoder.spec
         self.vocab_size = spec.vocab_size
         self._decoder = decoder
-        parameter = next(decoder.parameters())
-        self._attention = PagedAttention(
-            KVCache(spec, num_blocks, block_size, parameter.dtype, parameter.device)
-        )
+        weight = decoder.embedding
+        self.cache = KVCache(spec, num_blocks, block_size, weight.dtype, weight.device)
+        self._attention = PagedAttention(self.cache)
 
     def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         count = batch.num_tokens
@@ -52,5 +50,5 @@ class DecoderRunner:
             )
         )
         samples = inputs["sample_index"][: len(batch.samples)]
-        with torch.inference_mode():
-            return self._decoder(input_ids, inputs["positions"][:count], attend, samples)
+        logits: Tensor = self._decoder(input_ids, inputs["positions"][:count], attend, samples)
+        return logits

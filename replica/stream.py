@@ -14,6 +14,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
+import torch
+
 Work: TypeAlias = Callable[[], None]
 
 
@@ -85,6 +87,7 @@ class HostStream:
         self._queue.put(None)
         self._thread.join()
 
+    @torch.inference_mode()  # per thread: nothing on a stream is ever differentiated
     def _loop(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, _Point):
@@ -131,7 +134,7 @@ class HostEvent:
 def _await(point: _Point) -> None:
     point.reached.wait()
     if point.failure is not None:
-        raise StreamFailure("work on a stream failed") from point.failure
+        raise StreamFailure(f"work on a stream failed: {point.failure!r}") from point.failure
 
 
 class HostDevice:

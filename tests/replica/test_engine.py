@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 
 import numpy as np
 import pytest
@@ -207,7 +208,7 @@ def test_a_request_that_cannot_run_is_refused_alone(bench, overlap, bad):
     outputs = engine.run(submit("bad", **bad), submit("good"))
     assert engine.endings() == {"bad": "error", "good": "length"}
     assert outputs["good"] == [counting("", 3 + i) for i in range(4)]
-    assert [output.error for output in engine.reported if output.request_id == "bad"][0]
+    assert next(output.error for output in engine.reported if output.request_id == "bad")
 
 
 @BOTH
@@ -337,7 +338,7 @@ def test_counters_agree_with_what_was_reported(bench):
     assert stats.output_tokens == sum(map(len, outputs.values()))
     assert stats.finished == {"length": 4, "abort": 2}
     history = [report.stats for report in engine.channel.reports]
-    for earlier, later in zip(history, history[1:], strict=False):
+    for earlier, later in itertools.pairwise(history):
         assert earlier.output_tokens <= later.output_tokens
         assert earlier.prompt_tokens <= later.prompt_tokens
     assert (stats.running, stats.waiting) == (0, 0)

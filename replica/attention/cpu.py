@@ -1,0 +1,163 @@
+"""Paged attention on a CPU: gather the rows' slots, then PyTorch's fused attention.
+
+What depends on the step alone (slots, masks, which rows go together) is computed once in `bind`
+and used by every layer. Only slots that hold a token of the row itself are ever read: where a
+row is shorter than its group, the gather repeats the row's first token, and the mask hides it.
+So neither the guard block nor a stale slot can reach a result, whatever it holds: a mask alone
+would not keep a NaN out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from replica.attention.metadata import Attend, AttentionMetadata
+from replica.kv_cache import KVCache
+
+MAX_PADDING = 256
+"""Padded tokens per group of decode rows. About what one more group costs, in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeRows:
+    """N rows with one query each, padded to the longest context, L."""
+
+    tokens: slice | Tensor
+    """Which of the step's tokens these are."""
+    slots: Tensor
+    """int64 [N * L]"""
+    mask: Tensor | None
+    """[N, 1, 1, L] to be added to the scores; None if all contexts are equally long."""
+    count: int
+
+    def attend(self, q: Tensor, pool: Tensor, out: Tensor) -> None:
+        context = pool.index_select(0, self.slots).view(self.count, -1, *pool.shape[1:])
+        keys, values = context.permute(2, 0, 3, 1, 4)
+        # The query heads that share a KV head become queries of that head: nothing is repeated.
+        queries = _by_kv_head(q[self.tokens], pool)
+        heads = scaled_dot_product_attention(queries, keys, values, attn_mask=self.mask)
+        out[self.tokens] = heads.flatten(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """N consecutive tokens of one row, at the end of a context of L."""
+
+    tokens: slice
+    slots: Tensor
+    """int64 [L]"""
+    mask: Tensor | None
+    """[N, L] to be added to the scores; None if the chunk is the whole context."""
+
+    def attend(self, q: Tensor, pool: Tensor, out: Tensor) -> None:
+        keys, values = pool.index_select(0, self.slots).permute(1, 2, 0, 3).unsqueeze(2)
+        queries = _by_kv_head(q[self.tokens], pool).permute(1, 2, 0, 3)
+        sharing = (-1, queries.shape[1], -1, -1)
+        heads = scaled_dot_product_attention(
+            queries,
+            keys.expand(sharing),
+            values.expand(sharing),
+            attn_mask=self.mask,
+            is_causal=self.mask is None,
+        )
+        out[self.tokens] = heads.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _by_kv_head(q: Tensor, pool: Tensor) -> Tensor:
+    """[n, num_heads, head_dim] -> [n, num_kv_heads, heads that share one, head_dim]"""
+    return q.view(len(q), pool.shape[2], -1, q.shape[2])
+
+
+def similar_lengths(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Split rows into groups of similar length: one long context must not pad all others."""
+    group: list[int] = []
+    padding = 0
+    for row in sorted(rows, key=lambda row: -lengths[row]):
+        if group:
+            padding += lengths[group[0]] - lengths[row]
+        if padding > MAX_PADDING:
+            yield sorted(group)
+            group, padding = [], 0
+        group.append(row)
+    if group:
+        yield sorted(group)
+
+
+def _selection(indices: Sequence[int]) -> slice | Tensor:
+    """The indices as a slice where they are consecutive: that needs no copy."""
+    if indices[-1] - indices[0] == len(indices) - 1:
+        return slice(indices[0], indices[-1] + 1)
+    return torch.tensor(indices)
+
+
+class PagedAttention:
+    """Binds the steps of an engine to its KV pool."""
+
+    def __init__(self, cache: KVCache) -> None:
+        self._pools = cache.layers.unbind(0)
+        self._block_size = cache.block_size
+        self._dtype = cache.layers.dtype
+
+    def bind(self, metadata: AttentionMetadata) -> Attend:
+        """Prepare a step: the result serves each of its layers."""
+        pools, slot_mapping = self._pools, metadata.slot_mapping
+        spans: list[_DecodeRows | _Chunk] = [
+            *self._decode_rows(metadata),
+            *self._chunks(metadata),
+        ]
+
+        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+            pool = pools[layer]
+            pool.index_copy_(0, slot_mapping, kv)
+            out = q.new_empty(q.shape)
+            for span in spans:
+                span.attend(q, pool, out)
+            return out.flatten(1)
+
+        return attend
+
+    def _decode_rows(self, metadata: AttentionMetadata) -> Iterator[_DecodeRows]:
+        firsts = list(accumulate(metadata.query_lens, initial=0))
+        lengths = metadata.context_lens
+        decoding = [row for row, count in enumerate(metadata.query_lens) if count == 1]
+        for rows in similar_lengths(decoding, lengths):
+            contexts = torch.tensor([lengths[row] for row in rows]).unsqueeze(1)
+            positions = torch.arange(int(contexts.max())).expand(len(rows), -1)
+            beyond = positions >= contexts
+            tables = metadata.block_tables[_selection(rows)]
+            yield _DecodeRows(
+                tokens=_selection([firsts[row] for row in rows]),
+                slots=self._slots(tables, positions.masked_fill(beyond, 0)),
+                mask=self._mask(beyond[:, None, None]) if bool(beyond.any()) else None,
+                count=len(rows),
+            )
+
+    def _chunks(self, metadata: AttentionMetadata) -> Iterator[_Chunk]:
+        first = 0
+        for row, count in enumerate(metadata.query_lens):
+            tokens = slice(first, first := first + count)
+            if count == 1:
+                continue
+            length = metadata.context_lens[row]
+            positions = torch.arange(length)
+            beyond = positions > positions[-count:, None]
+            yield _Chunk(
+                tokens=tokens,
+                slots=self._slots(metadata.block_tables[row, None], positions[None]),
+                mask=self._mask(beyond) if count < length else None,
+            )
+
+    def _slots(self, tables: Tensor, positions: Tensor) -> Tensor:
+        """Slots of the positions [N, L] of rows with the block tables [N, W], flattened."""
+        size = self._block_size
+        blocks = tables.long().gather(1, positions // size)
+        return blocks.mul_(size).add_(positions % size).flatten()
+
+    def _mask(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, -torch.inf)

@@ -1,0 +1,29 @@
+"""What a step tells an attention back end, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import Tensor
+
+Attend: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
+"""(layer, q [T, num_heads, head_dim], kv [T, 2, num_kv_heads, head_dim]) -> the heads' outputs,
+[T, num_heads * head_dim]. Writes keys and values to the pool, then attends. Keys and values come
+in one tensor, as they leave the merged projection, so that one copy stores both."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """The rows of one step. Their T tokens lie one row after the other."""
+
+    query_lens: Sequence[int]
+    """[R] tokens of each row in this step, at least 1: one while decoding, more in a chunk."""
+    context_lens: Sequence[int]
+    """[R] tokens of each row in the pool after this step."""
+    block_tables: Tensor
+    """int32 [R, W], W * block_size >= max(context_lens). What lies beyond a row's context is
+    never looked at."""
+    slot_mapping: Tensor
+    """int64 [T] slot of the pool where each token's keys and values go."""

