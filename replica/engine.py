@@ -25,6 +25,7 @@ from replica.runner import ModelRunner
 from replica.scheduler import Scheduler
 from replica.sequence import Key, Sequence
 from replica.stream import Device, HostDevice
+from replica.watchdog import Watchdog
 
 IDLE_REPORT_S = 1.0
 REMEMBERED = 4096
@@ -84,15 +85,17 @@ class Engine:
         self.pipeline = Pipeline(runner, self.rows, sizes, device or HostDevice(), on_idle)
         self.masks = MaskBuilder(self.rows)
         self.idle = IdleMeter(time.perf_counter_ns())
+        self.watchdog = Watchdog(self.stats)
         self.advance = self.step if config.overlap else self.step_synchronously
         self._over: OrderedDict[Key, None] = OrderedDict()
         self._refused: list[Output] = []
         self._stopping = False
 
     def run(self) -> None:
-        """Until a Stop was received and what it left to do is done."""
+        """Until a Stop was received and what it left to do is done. Raises EngineStalled."""
         while not (self._stopping and not self.busy):
             self.advance()
+            self.watchdog.check(self.scheduler.num_steps, busy=self.busy)
         self.pipeline.close()
 
     @property

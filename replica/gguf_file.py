@@ -1,8 +1,8 @@
 """Reads a llama.cpp model file: its configuration, and its weights, dequantised one by one.
 
 It knows the names and conventions of GGUF, and gives them transformers' meaning. transformers
-reads such files too, but parses the metadata several times over and matches names by search:
-most of a minute's fifth, where this takes two or three seconds.
+reads such files too, but parses the metadata anew for each question and finds names by search,
+which takes several times as long as the weights.
 """
 
 from __future__ import annotations

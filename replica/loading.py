@@ -62,7 +62,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     """The model's fast tokenizer, of transformers. Raises UnsupportedModel if there is none."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    path = _gguf_path(model)
+    path = gguf_path(model)
     try:
         if path is not None:
             # The class that AutoTokenizer finds by parsing the file's metadata once more.
@@ -76,7 +76,7 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
 
 
 def _checkpoint(model: str, revision: str | None) -> Checkpoint:
-    path = _gguf_path(model)
+    path = gguf_path(model)
     return HubModel(model, revision) if path is None else GGUFFile(str(path))
 
 
@@ -107,7 +107,7 @@ class HubModel:
         try:
             fields, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
         except (OSError, ValueError) as error:
-            raise UnsupportedModel(f"No model at {model!r}: {_first_line(error)}") from error
+            raise UnsupportedModel(_absent(model, error)) from error
         if "model_type" not in fields:
             raise UnsupportedModel(f"No model at {model!r}: no config.json there names its type.")
         # Before the class is looked up: what transformers says about an unknown type is long.
@@ -134,7 +134,7 @@ class HubModel:
         try:
             found = snapshot_download(self._model, revision=self._revision, allow_patterns=wanted)
         except (OSError, ValueError) as error:
-            raise UnsupportedModel(f"No model at {self._model!r}: {_first_line(error)}") from error
+            raise UnsupportedModel(_absent(self._model, error)) from error
         return Path(found)
 
     def _weight_files(self, folder: Path) -> list[str]:
@@ -178,7 +178,8 @@ def _is_redundant(name: str, spec: ModelSpec) -> bool:
     )
 
 
-def _gguf_path(model: str) -> Path | None:
+def gguf_path(model: str) -> Path | None:
+    """The file that a name stands for, if it names a GGUF file. Raises UnsupportedModel."""
     if model.startswith(_PACKAGE):
         return _packaged(model.removeprefix(_PACKAGE))
     if not model.endswith(".gguf"):
@@ -202,6 +203,10 @@ def _packaged(name: str) -> Path:
         f"The package {package!r} holds no GGUF file {file!r}: check the name, or run {install} "
         f"again."
     )
+
+
+def _absent(model: str, error: Exception) -> str:
+    return f"No model {model!r}, neither as a folder nor as a hub id: {_first_line(error)}"
 
 
 def _first_line(error: Exception) -> str:

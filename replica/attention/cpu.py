@@ -36,13 +36,13 @@ class _DecodeRows:
     """[N, 1, 1, L] to be added to the scores; None if all contexts are equally long."""
     count: int
 
-    def attend(self, q: Tensor, pool: Tensor, out: Tensor) -> None:
+    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
         context = pool.index_select(0, self.slots).view(self.count, -1, *pool.shape[1:])
         keys, values = context.permute(2, 0, 3, 1, 4)
         # The query heads that share a KV head become queries of that head: nothing is repeated.
         queries = _by_kv_head(q[self.tokens], pool)
         heads = scaled_dot_product_attention(queries, keys, values, attn_mask=self.mask)
-        out[self.tokens] = heads.flatten(1, 2)
+        return heads.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Chunk:
     mask: Tensor | None
     """[N, L] to be added to the scores; None if the chunk is the whole context."""
 
-    def attend(self, q: Tensor, pool: Tensor, out: Tensor) -> None:
+    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
         keys, values = pool.index_select(0, self.slots).permute(1, 2, 0, 3).unsqueeze(2)
         queries = _by_kv_head(q[self.tokens], pool).permute(1, 2, 0, 3)
         sharing = (-1, queries.shape[1], -1, -1)
@@ -66,7 +66,7 @@ class _Chunk:
             attn_mask=self.mask,
             is_causal=self.mask is None,
         )
-        out[self.tokens] = heads.permute(2, 0, 1, 3).flatten(1, 2)
+        return heads.permute(2, 0, 1, 3).flatten(1)
 
 
 def _by_kv_head(q: Tensor, pool: Tensor) -> Tensor:
@@ -115,10 +115,12 @@ class PagedAttention:
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
             pool = pools[layer]
             pool.index_copy_(0, slot_mapping, kv)
-            out = q.new_empty(q.shape)
+            if len(spans) == 1:
+                return spans[0].attend(q, pool)
+            out = q.new_empty(len(q), q.shape[1] * q.shape[2])
             for span in spans:
-                span.attend(q, pool, out)
-            return out.flatten(1)
+                out[span.tokens] = span.attend(q, pool)
+            return out
 
         return attend
 

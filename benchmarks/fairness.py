@@ -1,0 +1,114 @@
+"""Fairness on a live server: weights 1:3 under overload, and a tenant that arrives late.
+
+Two tenants keep more requests open than the server has room for. Their shares of output tokens
+are compared with their weights; then a third party's first request meets a full queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from pathlib import Path
+
+from openai import AsyncOpenAI
+
+from benchmarks.report import Report, parser
+from benchmarks.server import Server, serving
+
+WEIGHTS = {"demo-alice": 1, "demo-bob": 3}
+OPEN_REQUESTS = 32
+ANSWER_TOKENS = 40
+RAMP_S = 5.0
+
+
+async def ask(client: AsyncOpenAI, model: str, number: int, tokens: int) -> int:
+    """One streamed answer of exactly `tokens` tokens."""
+    events = await client.completions.create(
+        model=model,
+        prompt=f"Story number {number}:",
+        max_tokens=tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True},
+    )
+    produced = 0
+    async for event in events:
+        if event.usage is not None:
+            produced = event.usage.completion_tokens
+    return produced
+
+
+class Flood:
+    """A tenant that always has `OPEN_REQUESTS` requests open."""
+
+    def __init__(self, server: Server, key: str) -> None:
+        self.finished: list[tuple[float, int]] = []
+        """(time, tokens) of each answer."""
+        self._client = AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0)
+        self._model = server.model
+        self._tasks = [asyncio.create_task(self._loop(i)) for i in range(OPEN_REQUESTS)]
+
+    def tokens(self, start: float, end: float) -> int:
+        return sum(tokens for when, tokens in self.finished if start <= when < end)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+
+    async def _loop(self, number: int) -> None:
+        while True:
+            produced = await ask(self._client, self._model, number, ANSWER_TOKENS)
+            self.finished.append((time.monotonic(), produced))
+
+
+async def shares(server: Server, seconds: float) -> Counter[str]:
+    """Output tokens per tenant over `seconds` of overload, after a ramp."""
+    floods = {key: Flood(server, key) for key in WEIGHTS}
+    await asyncio.sleep(RAMP_S)
+    start = time.monotonic()
+    await asyncio.sleep(seconds)
+    end = time.monotonic()
+    for flood in floods.values():
+        await flood.stop()
+    return Counter({key: flood.tokens(start, end) for key, flood in floods.items()})
+
+
+async def late(server: Server) -> tuple[float, float]:
+    """Bob's flood fills the queue; alice's first request comes late. (its seconds, bob's mean)"""
+    flood = Flood(server, "demo-bob")
+    await asyncio.sleep(3 * RAMP_S)
+    client = AsyncOpenAI(base_url=server.base_url, api_key="demo-alice", max_retries=0)
+    started = time.monotonic()
+    await ask(client, server.model, 0, ANSWER_TOKENS)
+    waited = time.monotonic() - started
+    rate = len(flood.finished) / (3 * RAMP_S + waited)
+    await flood.stop()
+    await client.close()
+    return waited, OPEN_REQUESTS / rate
+
+
+def main() -> None:
+    options = parser("fairness", __doc__)
+    options.add_argument("--config", type=Path, default=Path("configs/local.yaml"))
+    options.add_argument("--seconds", type=float, default=60.0, help="length of the overload")
+    chosen = options.parse_args()
+    report = Report("fairness")
+    with serving(chosen.config) as server:
+        for run in range(chosen.runs):
+            tokens = asyncio.run(shares(server, chosen.seconds))
+            total = tokens.total()
+            print(f"run {run}: {dict(tokens)}, share of bob {tokens['demo-bob'] / total:.4f}")
+            report.figures[f"live_ratio.run{run}"] = tokens["demo-bob"] / tokens["demo-alice"]
+        ratios = [report.figures[f"live_ratio.run{run}"] for run in range(chosen.runs)]
+        report.add("share_error.live_weights", [abs(ratio / 3 - 1) for ratio in ratios])
+        waits = [asyncio.run(late(server)) for _ in range(chosen.runs)]
+        report.add("late_tenant_s", [waited for waited, _ in waits])
+        report.add("late_tenant_over_mean_turnaround", [one / mean for one, mean in waits])
+    report.write(chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A server under test: `serve run` on a configuration, as a user starts it, and stopped again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+READY_TIMEOUT_S = 180
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    base_url: str
+    model: str
+    ready_s: float
+    """From `serve run` to /ready answering 200."""
+
+
+@contextmanager
+def serving(config: Path, **engine: Any) -> Iterator[Server]:
+    """`engine` overrides settings of the engine. Raises TimeoutError if it does not come up."""
+    settings = yaml.safe_load(config.read_text())
+    [application] = settings["applications"]
+    application["args"]["engine"] |= engine
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(settings, file)
+        file.flush()
+        started = time.perf_counter()
+        command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            host = settings.get("http_options", {})
+            url = f"http://{host.get('host', '127.0.0.1')}:{host.get('port', 8000)}"
+            _wait_ready(url, process)
+            ready_s = time.perf_counter() - started
+            yield Server(f"{url}/v1", application["args"]["model_name"], ready_s)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            if httpx.get(f"{url}/ready", timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise TimeoutError(f"no server at {url} (status of `serve run`: {process.poll()})")
