@@ -1,0 +1,235 @@
+"""The ingress side of the conversation with Admission.
+
+Level-triggered: every sync carries all that this ingress waits for, holds and has ended, so a
+lost, late or repeated one does no harm, and an Admission that restarts learns everything from
+the next one. The module knows neither Ray nor HTTP nor tokens: Admission is two callables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+
+from router.messages import (
+    Ending,
+    Grant,
+    LeaseInfo,
+    Outcome,
+    RequestInfo,
+    Sync,
+    SyncReply,
+)
+from router.tenant import Tenants
+from serve_app import background
+from serve_app.backend import Refused
+
+logger = logging.getLogger(__name__)
+
+SYNC_PERIOD_S = 0.25
+SYNC_TIMEOUT_S = 0.4
+"""A call to a deployment blocks while it has no replica."""
+RETRY_S = 0.05
+AWAY_S = 1.0
+"""Admission answers several times a second; after this silence it is away."""
+WATCH_TIMEOUT_S = 10.0
+"""Well above the time after which Admission answers although it has no news."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a watch returns: a reason to sync early, never a state to rely on."""
+
+    news: bool = False
+    """The next sync of this ingress will be answered with something new."""
+    replicas: tuple[str, ...] = ()
+    """Replicas that offer slots."""
+    tenants: Tenants | None = None
+    """The tenants that are valid now, if the ingress has others."""
+    tenants_version: tuple[int, int] = (0, 0)
+    """Names these tenants; grows with each change."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: RequestInfo
+    granted: asyncio.Future[Grant]
+
+
+@dataclass(slots=True)
+class _Lease:
+    request: RequestInfo
+    replica: str
+    produced: int = 0
+    cached: int | None = None
+
+
+class AdmissionClient:
+    """Asks for grants and accounts for what becomes of them. Used from one event loop.
+
+    Whoever calls `acquire` calls `end` for the same request id afterwards, whatever happened:
+    that is what makes each request end exactly once.
+    """
+
+    def __init__(
+        self,
+        ingress: str,
+        sync: Callable[[Sync], Awaitable[SyncReply]],
+        watch: Callable[[], Awaitable[Hint]],
+        on_hint: Callable[[Hint], None] = lambda hint: None,
+    ) -> None:
+        self.ingress = ingress
+        self.epoch = 0
+        """Epoch of the Admission that answered last; 0 before the first answer."""
+        self._sync, self._watch, self._on_hint = sync, watch, on_hint
+        self._sequence = 0
+        self._answered_at = float("-inf")
+        self._waiting: dict[str, _Waiting] = {}
+        self._leases: dict[str, _Lease] = {}
+        self._endings: dict[str, Ending] = {}
+        self._returned: dict[str, _Lease] = {}
+        """Leases behind the endings that Admission has not heard of; their credits are unused."""
+        self._virtual_times: dict[str, float] = {}
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to sync. Needs a running event loop."""
+        self._tasks = [
+            background.start(self._sync_forever(), "admission-sync"),
+            background.start(self._watch_forever(), "admission-watch"),
+        ]
+
+    async def close(self) -> None:
+        """Stop. What was not acknowledged stays unsaid: Admission lets it expire."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since Admission last answered; infinite before its first answer."""
+        return time.monotonic() - self._answered_at
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, runs, or is still to be acknowledged."""
+        return not (self._waiting or self._leases or self._endings)
+
+    async def acquire(self, request: RequestInfo) -> Grant:
+        """Wait for the permission to run one attempt of a request on one replica.
+
+        A later attempt of a request that holds a lease gives that lease back. Raises Refused.
+        """
+        self._leases.pop(request.request_id, None)
+        granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = _Waiting(request, granted)
+        self._changed.set()
+        return await granted
+
+    def progress(self, request_id: str, produced: int, cached: int | None) -> None:
+        """Note the output tokens received so far; the next sync tells."""
+        lease = self._leases[request_id]
+        lease.produced, lease.cached = produced, cached
+
+    def end(self, request_id: str, outcome: Outcome) -> None:
+        """Give the request up or account for it. A second call does nothing.
+
+        One that still waits just leaves the set of the waiting: it cost nothing.
+        """
+        self._waiting.pop(request_id, None)
+        lease = self._leases.pop(request_id, None)
+        if lease is not None:
+            self._endings[request_id] = Ending(
+                lease.request, outcome, produced=lease.produced, cached=lease.cached
+            )
+            if outcome is not Outcome.FAILED:
+                self._returned[request_id] = lease
+        self._changed.set()
+
+    async def _sync_forever(self) -> None:
+        while True:
+            with anyio.move_on_after(SYNC_PERIOD_S):
+                await self._changed.wait()
+            self._changed.clear()
+            try:
+                with anyio.fail_after(SYNC_TIMEOUT_S):
+                    reply = await self._sync(self._state())
+            except Exception as error:  # Whatever it was, the next sync says it all again.
+                logger.debug("Admission did not answer: %r", error)
+                if self.silence_s > AWAY_S:
+                    self._reuse_credits()
+                self._changed.set()
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._apply(reply)
+
+    async def _watch_forever(self) -> None:
+        while True:
+            try:
+                with anyio.fail_after(WATCH_TIMEOUT_S):
+                    hint = await self._watch()
+            except Exception as error:
+                logger.debug("Admission cannot be watched: %r", error)
+                await asyncio.sleep(SYNC_PERIOD_S)
+                continue
+            self._on_hint(hint)
+            if hint.news:
+                self._changed.set()
+
+    def _state(self) -> Sync:
+        self._sequence += 1
+        return Sync(
+            ingress=self.ingress,
+            sequence=self._sequence,
+            epoch=self.epoch,
+            waiting=tuple(waiting.request for waiting in self._waiting.values()),
+            leases=tuple(
+                LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached)
+                for lease in self._leases.values()
+            ),
+            endings=tuple(self._endings.values()),
+            virtual_times=self._virtual_times,
+        )
+
+    def _apply(self, reply: SyncReply) -> None:
+        self._answered_at = time.monotonic()
+        self.epoch = reply.epoch
+        self._virtual_times = reply.virtual_times
+        for request_id in reply.settled:
+            self._endings.pop(request_id, None)
+            self._returned.pop(request_id, None)
+        for refusal in reply.refusals:
+            refused = self._waiting.pop(refusal.request_id, None)
+            if refused is not None and not refused.granted.done():
+                refused.granted.set_exception(Refused(refusal.reason, refusal.retry_after_s))
+        for grant in reply.grants:
+            self._take(grant)
+
+    def _reuse_credits(self) -> None:
+        """While Admission is away, a credit that comes back goes to the next request of the same
+        tenant, so that no tenant holds more than Admission gave it.
+        """
+        for ended, lease in list(self._returned.items()):
+            heirs = (
+                waiting.request
+                for waiting in self._waiting.values()
+                if waiting.request.tenant == lease.request.tenant
+            )
+            if (heir := next(heirs, None)) is not None:
+                del self._returned[ended]
+                self._take(Grant(heir.request_id, heir.attempt, lease.replica))
+
+    def _take(self, grant: Grant) -> None:
+        """Turn a waiting request into a leased one. A repeated or outdated grant is nothing."""
+        waiting = self._waiting.get(grant.request_id)
+        if waiting is None or waiting.request.attempt != grant.attempt:
+            return
+        if not waiting.granted.done():
+            del self._waiting[grant.request_id]
+            self._leases[grant.request_id] = _Lease(waiting.request, grant.replica)
+            waiting.granted.set_result(grant)

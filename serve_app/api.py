@@ -1,0 +1,198 @@
+"""The routes of OpenAI's API over a `Backend`.
+
+`create_app` makes the whole HTTP application. It knows no Ray: what generates, who may ask and
+which tokenizer fits are handed in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from transformers import PreTrainedTokenizerFast
+
+from serve_app import errors
+from serve_app.answers import Answer
+from serve_app.auth import BearerAuth, FindTenant
+from serve_app.backend import Backend, Generation, ServedModel
+from serve_app.body import read_body
+from serve_app.chat import PromptEncoder
+from serve_app.choices import Choice
+from serve_app.detokenizer import detokenizers
+from serve_app.edge import Edge
+from serve_app.errors import ApiError, invalid
+from serve_app.limits import Limits
+from serve_app.parameters import check_prompt, sampling
+from serve_app.protocol import ChatRequest, CompletionRequest, GenerationRequest, Prompt
+from serve_app.replies import ChatShape, CompletionShape, Reply, Shape
+from serve_app.sequence_text import SequenceText
+from serve_app.streaming import EventStream, PlainAnswer
+
+logger = logging.getLogger(__name__)
+
+MAX_NAMES_LOGGED = 1000
+
+
+def create_app(
+    backend: Backend,
+    tokenizer: PreTrainedTokenizerFast,
+    find_tenant: FindTenant,
+    limits: Limits,
+    tag_requests: bool = True,
+) -> FastAPI:
+    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it.
+
+    Raises ValueError for a tokenizer whose decoding cannot be followed token by token.
+    """
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    api = Api(backend, tokenizer, limits)
+    app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
+    app.add_api_route("/v1/completions", api.completions, methods=["POST"])
+    app.add_api_route("/v1/models", api.list_models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", api.show_model, methods=["GET"])
+    app.add_api_route("/health", api.health, methods=["GET"])
+    app.add_api_route("/ready", api.ready, methods=["GET"])
+    errors.install(app)
+    app.add_middleware(BearerAuth, find_tenant=find_tenant)
+    app.add_middleware(Edge, tag=tag_requests)
+    return app
+
+
+class Api:
+    """The handlers."""
+
+    def __init__(
+        self, backend: Backend, tokenizer: PreTrainedTokenizerFast, limits: Limits
+    ) -> None:
+        self._backend = backend
+        self._encoder = PromptEncoder(tokenizer)
+        self._new_detokenizer = detokenizers(tokenizer.backend_tokenizer)
+        self._limits = limits
+        self._names_logged: set[str] = set()
+
+    async def health(self) -> Response:
+        """The process answers; it says nothing of the model."""
+        return _json({"status": "ok"})
+
+    async def ready(self) -> Response:
+        """200 while the model can serve, else 503."""
+        await self._backend.model()
+        return _json({"status": "ready"})
+
+    async def list_models(self) -> Response:
+        return _json({"object": "list", "data": [_card(await self._backend.model())]})
+
+    async def show_model(self, name: str) -> Response:
+        return _json(_card(await self._model(name)))
+
+    async def chat_completions(self, request: Request) -> Response:
+        body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
+        model = await self._model_for(body, prompts=1)
+        prompt_ids = await self._encoder.chat(body.messages, model.max_model_len)
+        prompts = [check_prompt(prompt_ids, model, "messages")]
+        return self._answer(request, body, model, prompts, ChatShape())
+
+    async def completions(self, request: Request) -> Response:
+        body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
+        model = await self._model_for(body, prompts=len(body.prompt))
+        prompts = [await self._prompt_ids(prompt, model) for prompt in body.prompt]
+        echoes = self._echoes(body) if body.echo else []
+        return self._answer(request, body, model, prompts, CompletionShape(echoes))
+
+    async def _model_for(self, body: GenerationRequest, prompts: int) -> ServedModel:
+        """The model that the request names, with the ids that have both logit and text.
+
+        Raises ApiError if there is no such model, or for more sequences than are allowed.
+        """
+        self._log_unknown(body)
+        model = await self._model(body.model)
+        if body.choices_per_prompt > self._limits.max_choices:
+            raise invalid(f"n must be at most {self._limits.max_choices}", "n")
+        if prompts * body.choices_per_prompt > self._limits.max_sequences:
+            message = f"prompts times n must be at most {self._limits.max_sequences}"
+            raise invalid(message, "prompt")
+        return replace(model, vocab_size=min(model.vocab_size, self._encoder.vocab_size))
+
+    async def _model(self, name: str | None) -> ServedModel:
+        model = await self._backend.model()
+        if name != model.name:
+            raise ApiError(404, "There is no such model.", param="model", code="model_not_found")
+        return model
+
+    async def _prompt_ids(self, prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
+        """Raises ApiError for a prompt that cannot be run."""
+        if isinstance(prompt, str):
+            ids = await self._encoder.text(prompt, model.max_model_len)
+            return check_prompt(ids, model, "prompt")
+        return check_prompt(prompt, model, "prompt")
+
+    def _answer(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        model: ServedModel,
+        prompts: Sequence[tuple[int, ...]],
+        shape: Shape,
+    ) -> Response:
+        """n choices for each prompt. What can be refused has been when this returns."""
+        reply = Reply(shape, model.name)
+        choices: list[Choice] = []
+        for prompt_ids in prompts:
+            first = sampling(body, len(prompt_ids), model, self._limits)
+            for number in range(body.choices_per_prompt):
+                index = len(choices)
+                generation = Generation(
+                    request_id=f"{reply.id}-{index}",
+                    tenant=request.state.tenant,
+                    prompt_ids=prompt_ids,
+                    sampling=msgspec.structs.replace(first, choice=number),
+                )
+                choices.append(Choice(index, generation, self._new_text(body)))
+        answer = Answer(self._backend, choices, len(prompts), reply)
+        if body.stream:
+            return EventStream(answer.events(body.include_usage))
+        return PlainAnswer(answer.whole)
+
+    def _new_text(self, body: GenerationRequest) -> SequenceText:
+        return SequenceText(
+            self._new_detokenizer(body.skip_special_tokens is not False),
+            stops=body.stop,
+            include_stop=bool(body.include_stop_str_in_output),
+            min_tokens=body.min_tokens or 0,
+        )
+
+    def _echoes(self, body: CompletionRequest) -> list[str]:
+        """The text that each choice begins with: its prompt's."""
+        texts = [
+            prompt if isinstance(prompt, str) else self._text_of_ids(prompt, body)
+            for prompt in body.prompt
+        ]
+        return [text for text in texts for _ in range(body.choices_per_prompt)]
+
+    def _text_of_ids(self, ids: list[int], body: GenerationRequest) -> str:
+        detokenizer = self._new_detokenizer(body.skip_special_tokens is not False)
+        return detokenizer.push(ids) + detokenizer.finish()
+
+    def _log_unknown(self, body: GenerationRequest) -> None:
+        """Tell of a field that is ignored, once per name: it may be a typing error."""
+        names = {name[:64] for name in body.unknown_fields()} - self._names_logged
+        for name in sorted(names)[: MAX_NAMES_LOGGED - len(self._names_logged)]:
+            self._names_logged.add(name)
+            logger.warning("ignored the unknown request field %r", name)
+
+
+def _card(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "fairstream",
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,0 +1,52 @@
+"""The application that Serve runs: `import_path: serve_app.app:build` in a configuration file.
+
+The module puts the deployments together and holds what they need of Serve; what they do is in
+their own modules.
+"""
+
+# No `from __future__ import annotations`: Serve reads the type of build's argument at run time.
+
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from serve_app.ingress import Ingress
+from serve_app.placement import Placement
+from serve_app.replica_deployment import Replica
+from serve_app.router_deployment import Admission
+from serve_app.settings import AppConfig
+
+UNLIMITED = 1_000_000
+"""Serve must never queue: the one queue is Admission's."""
+
+COMMON: dict[str, Any] = {
+    "max_ongoing_requests": UNLIMITED,
+    "health_check_period_s": 1.0,
+    "health_check_timeout_s": 10.0,
+    # Serve counts a CPU for each by default, and waits for it.
+    "ray_actor_options": {"num_cpus": 0},
+    "logging_config": {"enable_access_log": False},
+}
+
+
+def build(config: AppConfig) -> Application:
+    """Serve checks `args` against `AppConfig` and calls this. Raises ValueError or OSError on
+    tenants that cannot be read.
+    """
+    config.tenants_source.load()
+    admission = serve.deployment(
+        Admission,
+        num_replicas=1,
+        user_config=config.tenants_source.model_dump(mode="json"),
+        **COMMON,
+    ).bind(config.fairness)
+    replicas = serve.deployment(
+        Replica,
+        num_replicas=config.replicas,
+        request_router_config=RequestRouterConfig(request_router_class=Placement),
+        **COMMON,
+    ).bind(config.engine, config.lookahead_credits, admission)
+    ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON)
+    return ingresses.bind(config, admission, replicas)

@@ -1,0 +1,70 @@
+"""Who is asking: a bearer key per tenant, and no way in without one.
+
+Default deny: the check stands before routing and lets nothing through but an explicit list of
+paths, so a route added later is closed until somebody opens it. The module does not know what
+the routes do, nor where keys are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.tenant import Tenant
+from serve_app.errors import ApiError
+
+FindTenant: TypeAlias = Callable[[str], Tenant | None]
+"""The tenant whose key this is. It takes the same time for any key that is not known."""
+
+PUBLIC_PATHS = frozenset({"/health", "/ready"})
+"""Answered without a key: probes have none."""
+
+
+class BearerAuth:
+    """ASGI middleware that puts the tenant into `request.state.tenant`, or answers 401."""
+
+    def __init__(self, app: ASGIApp, find_tenant: FindTenant) -> None:
+        self._app = app
+        self._find_tenant = find_tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or _is_public(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        key = _key(Headers(scope=scope))
+        tenant = self._find_tenant(key)
+        if tenant is None or not key:
+            await _unauthorized().response()(scope, receive, send)
+            return
+        scope.setdefault("state", {})["tenant"] = tenant
+        await self._app(scope, receive, send)
+
+
+def _is_public(scope: Scope) -> bool:
+    path = scope["path"].removeprefix(scope.get("root_path", ""))
+    return scope["type"] == "http" and path in PUBLIC_PATHS
+
+
+def _key(headers: Headers) -> str:
+    """The presented key; "" when there is none, or more than one."""
+    values = headers.getlist("authorization")
+    if len(values) != 1:
+        return ""
+    scheme, _, key = values[0].partition(" ")
+    return key.strip(" ") if scheme.lower() == "bearer" else ""
+
+
+def _unauthorized() -> ApiError:
+    """One answer for a missing, malformed, unknown or expired key: it says nothing more."""
+    return ApiError(
+        401,
+        "A valid API key is required.",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

@@ -1,0 +1,97 @@
+"""Texts and conversations to token ids.
+
+The tokenizer's own chat template writes the prompt. The module knows neither HTTP nor how an
+answer is made; what it refuses, it refuses with an `ApiError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from serve_app.errors import invalid, too_long
+from serve_app.protocol import Message
+
+logger = logging.getLogger(__name__)
+
+INLINE_CHARS = 4096
+"""A longer text is tokenised in a thread: the event loop serves other streams meanwhile."""
+
+
+class PromptEncoder:
+    """Makes prompts of one model. Safe to use from many requests at once.
+
+    The chat template is compiled and run once here, so that no request pays for it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        vocabulary = self._backend.get_vocab()
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        """Ids at or above it have no text."""
+        self._longest_token = max(len(token.encode()) for token in vocabulary)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        if self._tokenizer.chat_template is None:
+            return
+        try:
+            self._render([{"role": "user", "content": "warm up"}])
+        except Exception:
+            logger.warning("the chat template refuses a plain user message", exc_info=True)
+
+    async def chat(self, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
+        """Ids of the conversation and the opening of the answer.
+
+        Raises ApiError if there is no template, if it refuses the conversation, or if the
+        prompt cannot fit into `max_model_len` tokens.
+        """
+        if self._tokenizer.chat_template is None:
+            raise invalid("This model has no chat template; use /v1/completions.", "messages")
+        turns = [{"role": _role(turn.role), "content": turn.content} for turn in messages]
+        try:
+            text = self._render(turns)
+        except Exception:
+            # A template is code of the model's authors, and raises whatever it likes.
+            message = "The chat template of this model refuses the conversation."
+            raise invalid(message, "messages") from None
+        return await self._encode(text, max_model_len, "messages", add_special_tokens=False)
+
+    async def text(self, text: str, max_model_len: int) -> tuple[int, ...]:
+        """Ids of a plain text, with the special tokens that the model expects around it.
+
+        Raises ApiError if the prompt cannot fit into `max_model_len` tokens.
+        """
+        return await self._encode(text, max_model_len, "prompt", add_special_tokens=True)
+
+    def _render(self, turns: list[dict[str, str]]) -> str:
+        text: Any = self._tokenizer.apply_chat_template(
+            turns, tokenize=False, add_generation_prompt=True
+        )
+        return str(text)
+
+    async def _encode(
+        self, text: str, max_model_len: int, param: str, *, add_special_tokens: bool
+    ) -> tuple[int, ...]:
+        # No token covers more bytes than the longest one does: what is far too long is refused
+        # without the seconds that tokenising it would take.
+        at_least = len(text) // self._longest_token
+        if at_least > max_model_len:
+            raise too_long(f"at least {at_least}", max_model_len, param)
+        encode = partial(self._backend.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) > INLINE_CHARS:
+            return tuple((await asyncio.to_thread(encode)).ids)
+        return tuple(encode().ids)
+
+
+def _role(role: str) -> str:
+    """Templates know the older name of a developer message."""
+    return "system" if role == "developer" else role

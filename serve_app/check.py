@@ -1,0 +1,94 @@
+"""Checks a Serve configuration file before anything starts: `python -m serve_app.check FILE`.
+
+Serve ignores a key that it does not know, so a misspelt option silently does nothing. Here it
+is an error, at every level. The module knows Serve's schema and our settings, and starts
+nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+from serve_app.settings import AppConfig, TenantsSource
+
+BUILDER = "serve_app.app:build"
+DEPLOYMENTS = ("Admission", "Ingress", "Replica")
+"""What `BUILDER` builds, and a file may set options of."""
+
+
+def check_serve_config(path: Path) -> None:
+    """Raises ValueError with a line per mistake, OSError if a file cannot be read."""
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if mistakes := list(_unknown_keys(ServeDeploySchema, data, "")):
+        raise ValueError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+    try:
+        for application in ServeDeploySchema.model_validate(data).applications:
+            if application.import_path == BUILDER:
+                _check_application(application)
+    except ValidationError as error:
+        raise ValueError("\n".join(f"{path}: {line}" for line in _sentences(error))) from None
+
+
+def _check_application(application: ServeApplicationSchema) -> None:
+    AppConfig.model_validate(application.args).tenants_source.load()
+    for deployment in application.deployments:
+        if deployment.name not in DEPLOYMENTS:
+            known = ", ".join(DEPLOYMENTS)
+            raise ValueError(f"there is no deployment {deployment.name}; there are {known}")
+        if isinstance(deployment.user_config, dict):
+            TenantsSource.model_validate(deployment.user_config).load()
+
+
+def _sentences(error: ValidationError) -> Iterator[str]:
+    """What pydantic found, one line each, without the values."""
+    for item in error.errors(include_url=False, include_input=False):
+        yield f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
+
+
+def _unknown_keys(model: type[BaseModel], data: Any, where: str) -> Iterator[str]:
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            close = difflib.get_close_matches(str(key), model.model_fields, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            yield f"{where}{key} is not an option of Ray Serve{hint}"
+        elif (nested := _model_within(field.annotation)) is not None:
+            for place, item in _items(value, f"{where}{key}"):
+                yield from _unknown_keys(nested, item, f"{place}.")
+
+
+def _items(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, list):
+        yield from ((f"{where}[{index}]", item) for index, item in enumerate(value))
+    else:
+        yield where, value
+
+
+def _model_within(annotation: Any) -> type[BaseModel] | None:
+    """The model in `Model`, `Optional[Model]`, `list[Model]` or `dict | Model`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_within, get_args(annotation))), None)
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        try:
+            check_serve_config(Path(name))
+        except (OSError, ValueError) as error:
+            sys.exit(str(error))
+        print(f"{name}: fine")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""Errors as OpenAI's API shows them: {"error": {message, type, param, code}}.
+
+Everything that a client can be told passes through `ApiError`. Its message is ours: it never
+repeats what the client sent, and never says what an internal exception said. The module does
+not know which endpoint failed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from serve_app.backend import EngineFailure, Refused, Unavailable
+
+logger = logging.getLogger(__name__)
+
+MAX_ENTRIES = 10
+"""Validation errors told at once."""
+MAX_MESSAGE = 640
+"""Characters of a message; whatever has to be escaped, the body stays below 4 KB."""
+
+_KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """An answer that is not a success. `param` names a field of ours, never one of a client."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message[:MAX_MESSAGE]
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's error type."""
+        default = "server_error" if self.status >= 500 else "invalid_request_error"
+        return _KINDS.get(self.status, default)
+
+    def body(self) -> bytes:
+        """The JSON body; also the payload of an error event inside a stream."""
+        error = {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """The request is at fault: 400."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def too_long(prompt_tokens: int | str, max_model_len: int, param: str) -> ApiError:
+    """A prompt that leaves no room for a token of output."""
+    message = (
+        f"This model's context holds {max_model_len} tokens, prompt and output together. "
+        f"The prompt has {prompt_tokens} tokens, and the output needs at least one."
+    )
+    return invalid(message, param, "context_length_exceeded")
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header, in whole seconds of at least one."""
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """The first entries of pydantic's list, without the input that it would show."""
+    entries = error.errors(include_url=False, include_input=False)[:MAX_ENTRIES]
+    told = [_told(entry["loc"], entry["msg"]) for entry in entries]
+    first = entries[0]
+    param = first.get("ctx", {}).get("param") or _path(first["loc"]) or None
+    code = first["type"] if first["type"] == "unsupported_parameter" else None
+    return invalid("; ".join(told), param, code)
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, loc))
+
+
+def _told(loc: tuple[int | str, ...], message: str) -> str:
+    return f"{_path(loc)}: {message}" if loc else message
+
+
+def from_exception(error: Exception) -> ApiError:
+    """What a client is told about any exception; one that is nobody's plan is logged."""
+    match error:
+        case ApiError():
+            return error
+        case Refused():
+            headers = retry_after(error.retry_after_s)
+            return ApiError(429, error.reason, code="rate_limit_exceeded", headers=headers)
+        case Unavailable():
+            headers = retry_after(error.retry_after_s)
+            message = "The model is not ready to serve. Try again later."
+            return ApiError(503, message, code="unavailable", headers=headers)
+        case HTTPException():
+            return _from_routing(error)
+        case EngineFailure():
+            logger.error("a sequence was lost: %s", error)
+            return ApiError(500, "The engine failed while it generated.", code="engine_failure")
+    logger.error("a request failed", exc_info=error)
+    return ApiError(500, "The server failed while it processed the request.", code="server_error")
+
+
+def _from_routing(error: HTTPException) -> ApiError:
+    """404 and 405 of the router; its own texts are not OpenAI's."""
+    messages = {404: "There is no such URL.", 405: "This URL does not allow the method."}
+    message = messages.get(error.status_code, "The request cannot be served.")
+    return ApiError(error.status_code, message, headers=dict(error.headers or {}))
+
+
+def install(app: FastAPI) -> None:
+    """Make `app` answer every exception in this shape."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return from_exception(error).response()
+
+    for kind in (ApiError, Refused, Unavailable, HTTPException):
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,124 @@
+"""All replicas as one `Backend`: a grant, a run on the replica that it names, an account.
+
+A request whose replica is lost before a token was seen starts again elsewhere. The module
+knows neither Ray nor HTTP nor text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+
+from replica.messages import Output, Submit
+from router.messages import Outcome, RequestInfo
+from serve_app.admission_client import AdmissionClient
+from serve_app.backend import (
+    Delta,
+    EngineFailure,
+    Enough,
+    Generation,
+    ServedModel,
+    Unavailable,
+)
+from serve_app.mailbox import ReplicaLost
+from serve_app.step_streams import StepStreams
+
+MAX_LOST_REPLICAS = 2
+"""A request that was running on this many replicas when they died may be the cause: no more."""
+FRESH_S = 10.0
+"""Admission answers several times a second. Its restart takes seconds, for all ingresses at once:
+requests wait for it, and none of the ingresses is to be taken out of service."""
+RETRY_AFTER_S = 2.0
+
+
+class Fleet:
+    """Implements `Backend`. Used from one event loop."""
+
+    def __init__(self, model_name: str, admission: AdmissionClient, streams: StepStreams) -> None:
+        self._model_name = model_name
+        self._created = int(time.time())
+        self._admission, self._streams = admission, streams
+
+    @property
+    def ready(self) -> bool:
+        """A replica is up and Admission is there."""
+        return bool(self._streams.ready) and self._admission.silence_s < FRESH_S
+
+    async def model(self) -> ServedModel:
+        """See `Backend`."""
+        if not self.ready:
+            raise Unavailable(RETRY_AFTER_S)
+        ready = next(iter(self._streams.ready.values()))
+        return ServedModel(
+            name=self._model_name,
+            created=self._created,
+            vocab_size=ready.vocab_size,
+            eos_token_ids=ready.eos_token_ids,
+            max_model_len=ready.max_model_len,
+        )
+
+    async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        """See `Backend`."""
+        outcome = Outcome.CANCELLED  # Being closed or cancelled passes no handler below.
+        try:
+            async with aclosing(self._attempts(generation)) as deltas:
+                async for delta in deltas:
+                    yield delta
+            outcome = Outcome.SUCCEEDED
+        except Enough:
+            outcome = Outcome.SUCCEEDED
+            raise
+        except Exception:
+            outcome = Outcome.FAILED
+            raise
+        finally:
+            self._admission.end(generation.request_id, outcome)
+
+    async def _attempts(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        request = RequestInfo(
+            request_id=generation.request_id,
+            tenant=generation.tenant.id,
+            prompt_tokens=len(generation.prompt_ids),
+            max_tokens=generation.sampling.max_tokens,
+        )
+        started, losses = False, 0
+        while True:
+            try:
+                async with aclosing(self._attempt(generation, request)) as deltas:
+                    async for delta in deltas:
+                        started = True
+                        yield delta
+                return
+            except ReplicaLost as lost:
+                losses += lost.submitted
+                if started or losses >= MAX_LOST_REPLICAS:
+                    raise EngineFailure(str(lost)) from lost
+            request = replace(request, attempt=request.attempt + 1)
+
+    async def _attempt(
+        self, generation: Generation, request: RequestInfo
+    ) -> AsyncGenerator[Delta, None]:
+        grant = await self._admission.acquire(request)
+        submit = Submit(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            epoch=self._admission.epoch,
+            prompt_ids=generation.prompt_ids,
+            sampling=generation.sampling,
+            cache_salt=generation.tenant.cache_salt,
+        )
+        produced = 0
+        async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
+            async for output in outputs:
+                produced += len(output.token_ids)
+                self._admission.progress(request.request_id, produced, output.cached_tokens)
+                yield _delta(output)
+
+
+def _delta(output: Output) -> Delta:
+    """Raises EngineFailure for a sequence that the engine gave up by itself."""
+    if output.finish_reason in ("abort", "error"):
+        raise EngineFailure(output.error or "the engine aborted the sequence")
+    return Delta(output.token_ids, output.finish_reason, output.cached_tokens)

@@ -1,0 +1,105 @@
+"""The ingress as Ray sees it: HTTP on one side, Admission and the replicas on the other.
+
+It only connects the parts: routes (`api`), accounts (`admission_client`), data plane
+(`step_streams`) and the fleet that joins the two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import msgspec
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from replica.loading import load_tokenizer
+from router.messages import ReplicaReport, Sync, SyncReply
+from router.tenant import Tenant
+from serve_app import background
+from serve_app.admission_client import AdmissionClient, Hint
+from serve_app.api import create_app
+from serve_app.fleet import Fleet
+from serve_app.replica_link import Key
+from serve_app.settings import AppConfig
+from serve_app.step_streams import StepStreams
+
+
+@serve.ingress()
+class Ingress:
+    """One HTTP front end. Everything runs on one event loop."""
+
+    def __init__(
+        self, config: AppConfig, admission: DeploymentHandle, replicas: DeploymentHandle
+    ) -> None:
+        self._config = config
+        self._name = serve.get_replica_context().replica_tag
+        self._tenants = config.tenants_source.load()
+        self._tenants_version = (0, 0)
+        self._withdrawals: set[asyncio.Task[None]] = set()
+        self._admission = admission.options(_by_reference=False)
+        self._client = AdmissionClient(
+            self._name,
+            sync=self._sync,
+            watch=lambda: self._admission.watch.remote(self._name, self._tenants_version),
+            on_hint=self._take,
+        )
+        self._streams = StepStreams(self._name, _Calls(replicas), on_unavailable=self._withdraw)
+        self._fleet = Fleet(config.model_name, self._client, self._streams)
+        self._client.start()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve calls this once, after the constructor. Its proxy adds X-Request-ID."""
+        engine = self._config.engine
+        tokenizer = load_tokenizer(engine.model, engine.revision)
+        return create_app(
+            self._fleet, tokenizer, self._find_tenant, self._config.api, tag_requests=False
+        )
+
+    async def _sync(self, sync: Sync) -> SyncReply:
+        reply = await self._admission.sync.remote(msgspec.msgpack.encode(sync))
+        return msgspec.msgpack.decode(reply, type=SyncReply)
+
+    def _find_tenant(self, key: str) -> Tenant | None:
+        return self._tenants.find_by_key(key)
+
+    def _take(self, hint: Hint) -> None:
+        if hint.tenants is not None:
+            self._tenants, self._tenants_version = hint.tenants, hint.tenants_version
+        for replica in hint.replicas:
+            self._streams.connect(replica)
+
+    def _withdraw(self, replica: str) -> None:
+        """Let Admission grant nothing at a replica that takes nothing. If it does, its next
+        report says so."""
+        task = background.start(self._report_unavailable(replica), f"withdraw-{replica}")
+        self._withdrawals.add(task)
+        task.add_done_callback(self._withdrawals.discard)
+
+    async def _report_unavailable(self, replica: str) -> None:
+        await self._admission.report.remote(ReplicaReport(replica=replica, slots=0, kv_tokens=0))
+
+
+class _Calls:
+    """`ReplicaCalls` over a Serve handle; `Placement` finds the replica by its name."""
+
+    def __init__(self, replicas: DeploymentHandle) -> None:
+        self._unary = replicas.options(_by_reference=False)
+        self._stream = self._unary.options(stream=True)
+
+    async def submit(self, replica: str, ingress: str, submits: list[bytes]) -> None:
+        await self._unary.submit.remote(replica, ingress, submits)
+
+    async def abort(self, replica: str, ingress: str, keys: list[Key]) -> None:
+        await self._unary.abort.remote(replica, ingress, keys)
+
+    async def steps(
+        self, replica: str, ingress: str, offsets: dict[Key, int]
+    ) -> AsyncGenerator[bytes, None]:
+        response = self._stream.steps.remote(replica, ingress, offsets)
+        try:
+            async for message in response:
+                yield message
+        finally:
+            response.cancel()

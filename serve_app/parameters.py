@@ -1,0 +1,92 @@
+"""From a checked request to the sampling of one sequence: what depends on model and prompt.
+
+`ServedModel.vocab_size` is here the smaller of the model's and the tokenizer's, so that each
+id below it has both a logit and a text. The module knows neither HTTP nor text.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from replica.messages import Sampling
+from serve_app.backend import ServedModel
+from serve_app.errors import invalid, too_long
+from serve_app.limits import Limits
+from serve_app.protocol import GenerationRequest
+
+
+def check_prompt(prompt_ids: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
+    """The prompt as it is, if it can be run. Raises ApiError."""
+    if not prompt_ids:
+        raise invalid("The prompt is empty.", param)
+    if len(prompt_ids) >= model.max_model_len:
+        raise too_long(len(prompt_ids), model.max_model_len, param)
+    _check_ids(prompt_ids, model, param)
+    return tuple(prompt_ids)
+
+
+def sampling(
+    request: GenerationRequest, prompt_tokens: int, model: ServedModel, limits: Limits
+) -> Sampling:
+    """How choice 0 of a prompt is sampled; a seed is drawn if the request has none.
+
+    `max_tokens` that the context has no room for is clipped to the room. Raises ApiError.
+    """
+    limit = _output_limit(*request.asked_limit, request.default_limit(limits))
+    min_tokens = request.min_tokens or 0
+    if min_tokens > limit:
+        raise invalid(f"min_tokens is greater than the output limit of {limit}", "min_tokens")
+    room = model.max_model_len - prompt_tokens
+    top_k, top_p = _truncation(request, model)
+    return Sampling(
+        max_tokens=min(limit, room),
+        min_tokens=min(min_tokens, room),
+        temperature=limits.default_temperature
+        if request.temperature is None
+        else request.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=_seed(request.seed),
+        stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids") or (),
+        ignore_eos=bool(request.ignore_eos),
+        allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
+    )
+
+
+def _output_limit(name: str, asked: Any, default: int) -> int:
+    if asked is None:
+        return default
+    if type(asked) is not int:
+        raise invalid(f"{name} must be an integer or null", name)
+    if asked < 1:
+        raise invalid(f"{name} must be at least 1", name)
+    return asked
+
+
+def _truncation(request: GenerationRequest, model: ServedModel) -> tuple[int, float]:
+    """(top_k, top_p) as the sampler has them: 0 keeps all, and top_p is above 0."""
+    if request.top_p == 0:
+        return 1, 1.0  # the smallest set there is
+    top_k = max(0, request.top_k or 0)
+    return min(top_k, model.vocab_size), 1.0 if request.top_p is None else request.top_p
+
+
+def _seed(seed: int | None) -> int:
+    """A signed seed is read as the unsigned one of the same 64 bits."""
+    return secrets.randbits(64) if seed is None else seed % 2**64
+
+
+def _ids(ids: list[int] | None, model: ServedModel, param: str) -> tuple[int, ...] | None:
+    """In order and without duplicates. Raises ApiError for an id that does not exist."""
+    if ids is None:
+        return None
+    _check_ids(ids, model, param)
+    return tuple(sorted(set(ids)))
+
+
+def _check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+    if min(ids, default=0) < 0 or max(ids, default=0) >= model.vocab_size:
+        message = f"{param} must be token ids of this model, from 0 to {model.vocab_size - 1}"
+        raise invalid(message, param)

@@ -1,0 +1,114 @@
+"""The replica as Ray sees it: a thin actor around an engine that runs in its own process.
+
+It offers the engine's rows to Admission as long as Serve routes new work to it. The module
+decides nothing about scheduling or tenants.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+
+import anyio
+from ray import serve
+from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from replica.client import EngineClient
+from replica.config import EngineConfig
+from replica.messages import Stats
+from router.messages import ReplicaReport
+from serve_app import background
+from serve_app.engine_host import EngineHost
+from serve_app.feed import Key
+
+logger = logging.getLogger(__name__)
+
+REPORT_PERIOD_S = 0.5
+CALL_TIMEOUT_S = 0.4
+
+
+class Replica:
+    """One engine. Calls from an ingress name this replica first, for `Placement`."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        engine: EngineConfig,
+        lookahead: int,
+        admission: DeploymentHandle,
+    ) -> None:
+        """Returns when the engine is ready. Raises EngineFailed when it cannot start."""
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
+        self._slots = engine.max_rows + lookahead
+        self._admission = admission.options(_by_reference=False)
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._siblings = handle.options(_by_reference=False)
+        self._host = EngineHost(await EngineClient.start(engine))
+        self._routed = False
+        self._reports = background.start(self._report_forever(), "replica-report")
+
+    async def __del__(self) -> None:
+        """Serve calls this once, when the last stream has ended."""
+        self._reports.cancel()
+        await self._host.close()
+
+    async def check_health(self) -> None:
+        """Raises when the engine is gone: Serve then replaces this replica."""
+        self._host.check()
+
+    async def submit(self, replica: str, ingress: str, submits: list[bytes]) -> None:
+        """See `ReplicaCalls`."""
+        self._host.submit(ingress, submits)
+
+    async def abort(self, replica: str, ingress: str, keys: list[Key]) -> None:
+        """See `ReplicaCalls`."""
+        self._host.abort(ingress, keys)
+
+    async def steps(
+        self, replica: str, ingress: str, offsets: dict[Key, int]
+    ) -> AsyncGenerator[bytes, None]:
+        """See `ReplicaCalls`."""
+        async for message in self._host.steps(ingress, offsets):
+            yield message
+
+    async def stats(self, replica: str) -> Stats:
+        """What the engine reported last."""
+        return self._host.stats
+
+    async def _report_forever(self) -> None:
+        while True:
+            routed = await self._is_routed()
+            self._host.drains = not routed and (self._routed or self._host.drains)
+            self._routed = routed
+            await self._report()
+            self._host.drop_orphans()
+            await asyncio.sleep(REPORT_PERIOD_S)
+
+    async def _is_routed(self) -> bool:
+        """Whether Serve routes new work here: not before this replica is up, nor while it
+        drains, of which Serve tells nobody but those who call it. So be one of them.
+        """
+        try:
+            with anyio.fail_after(CALL_TIMEOUT_S):
+                await self._siblings.submit.remote(self._name, self._name, [])
+        except ReplicaUnavailableError:
+            return False
+        except Exception as error:
+            logger.warning("Replica %s cannot call itself: %r", self._name, error)
+            return self._routed
+        return True
+
+    async def _report(self) -> None:
+        ready = self._host.ready
+        report = ReplicaReport(
+            replica=self._name,
+            slots=self._slots if self._routed and not self._host.failure else 0,
+            kv_tokens=ready.num_blocks * ready.block_size,
+        )
+        try:
+            with anyio.fail_after(CALL_TIMEOUT_S):
+                self._host.tell_backlog(await self._admission.report.remote(report))
+        except Exception as error:
+            logger.debug("Admission did not take the report: %r", error)

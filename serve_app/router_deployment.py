@@ -1,0 +1,134 @@
+"""Admission: the router as Ray sees it, one process for all ingresses and replicas.
+
+It keeps time for the router and tells ingresses when to ask again. It sees costs and ids;
+tokens never pass through it. Its state is soft: killed, it learns everything again from the
+next sync of each ingress and the next report of each replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import anyio
+import msgspec
+
+from router.fair_queue import FairPolicy
+from router.messages import ReplicaReport, Sync
+from router.router import Router
+from router.snapshot import Snapshot
+from router.tenant import Tenants
+from serve_app import background
+from serve_app.admission_client import Hint
+from serve_app.settings import TenantsSource
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.2
+"""How often the router looks at the clock."""
+WATCH_S = 5.0
+"""Longest wait of a watch without news."""
+OFFER_S = 2.0
+"""A replica that has not reported for this long is not named in hints."""
+
+
+class Admission:
+    """Serve runs one of these. All methods run on one event loop."""
+
+    def __init__(self, fairness: FairPolicy) -> None:
+        """Without tenants: Serve calls `reconfigure` before the first request."""
+        self._epoch = time.time_ns() // 1_000_000
+        self._tenants = Tenants(tenants=[])
+        self._tenants_version = (self._epoch, 0)
+        self._router = Router(self._tenants, epoch=self._epoch, policy=fairness)
+        self._backlog = False
+        self._offered_at: dict[str, float] = {}
+        self._news: set[str] = set()
+        self._watchers: dict[str, asyncio.Event] = {}
+        self._clock = background.start(self._keep_time(), "router-clock")
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Take over tenants in place. Those that cannot be read change nothing; at the start
+        they raise ValueError or OSError.
+
+        Later an exception would not help: Serve would end this process and start others, which
+        would have no tenants at all.
+        """
+        try:
+            self._tenants = TenantsSource.model_validate(user_config).load()
+        except (OSError, ValueError) as error:
+            if self._tenants_version == (self._epoch, 0):
+                raise
+            logger.error("The tenants stay as they were: %s", error)
+            return
+        self._tenants_version = (self._epoch, self._tenants_version[1] + 1)
+        self._router.update_tenants(self._tenants)
+        for watcher in self._watchers.values():
+            watcher.set()
+
+    async def check_health(self) -> None:
+        """Raises when the router no longer keeps time."""
+        if self._clock.done():
+            raise RuntimeError("the router's clock has stopped")
+
+    async def sync(self, data: bytes) -> bytes:
+        """Take over the state of an ingress, a `Sync`, and answer with what is true now, a
+        `SyncReply`; both in msgpack, which costs a tenth of pickle.
+        """
+        sync = msgspec.msgpack.decode(data, type=Sync)
+        reply = self._router.sync(sync)
+        self._tell()
+        self._news.discard(sync.ingress)
+        return msgspec.msgpack.encode(reply)
+
+    async def watch(self, ingress: str, tenants_version: tuple[int, int]) -> Hint:
+        """Return when an ingress should sync, or has other tenants than are valid now; after
+        `WATCH_S` seconds in any case.
+        """
+        watcher = self._watchers[ingress] = asyncio.Event()
+        if ingress not in self._news and tenants_version == self._tenants_version:
+            with anyio.move_on_after(WATCH_S):
+                await watcher.wait()
+        if self._watchers.get(ingress) is watcher:
+            del self._watchers[ingress]
+        oldest = time.monotonic() - OFFER_S
+        hint = Hint(
+            news=ingress in self._news,
+            replicas=tuple(name for name, at in self._offered_at.items() if at > oldest),
+            tenants=None if tenants_version == self._tenants_version else self._tenants,
+            tenants_version=self._tenants_version,
+        )
+        self._news.discard(ingress)
+        return hint
+
+    async def report(self, report: ReplicaReport) -> bool:
+        """Take over what a replica offers. Returns whether requests wait for a credit.
+
+        An ingress that has lost a replica may say in its place that it offers nothing.
+        """
+        self._router.report(report)
+        if report.slots:
+            self._offered_at[report.replica] = time.monotonic()
+        else:
+            self._offered_at.pop(report.replica, None)
+        self._tell()
+        return self._backlog
+
+    async def snapshot(self) -> Snapshot:
+        """Counts of everything, for metrics and tests."""
+        return self._router.snapshot()
+
+    def _tell(self) -> None:
+        """Wake the watches of ingresses that have something to hear."""
+        self._news |= self._router.take_news()
+        for ingress in self._news & self._watchers.keys():
+            self._watchers[ingress].set()
+
+    async def _keep_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._router.expire()
+            self._backlog = self._router.snapshot().queued > 0
+            self._tell()

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from router.tenant import digest
+from tests.models import save_tiny
+from tests.serve_app.on_ray.site import APP, KEY, MODEL, Site, until
+
+REPLICAS = 2
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Long answers, so that there is time to break something."""
+    return save_tiny(tmp_path_factory.mktemp("tiny"), max_position_embeddings=16384)
+
+
+@pytest.fixture(scope="session")
+async def running_site(model: str) -> AsyncIterator[Site]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        import ray
+        from ray import serve
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        site = Site(port, _config(model))
+        await site.deploy()
+        yield site
+        serve.shutdown()
+        ray.shutdown()
+
+
+@pytest.fixture
+async def site(running_site: Site) -> AsyncIterator[Site]:
+    """Everything is up before each test, and nothing runs after it."""
+
+    async def is_complete() -> bool:
+        return len(await running_site.offering()) == REPLICAS
+
+    await until(is_complete, 60)
+    await running_site.wait_ready()
+    yield running_site
+    await until(running_site.at_rest)
+
+
+def _config(model: str) -> dict[str, object]:
+    engine = {
+        "model": model,
+        "dtype": "float32",
+        "threads": 1,
+        "max_rows": 4,
+        "kv_tokens": 131072,
+    }
+    args = {
+        "model_name": MODEL,
+        "engine": engine,
+        "replicas": REPLICAS,
+        "ingresses": 2,
+        "tenants": [{"id": "acme", "keys": [digest(KEY)], "max_concurrency": 8}],
+    }
+    application = {"name": APP, "import_path": "serve_app.app:build", "args": args}
+    return {"applications": [application]}

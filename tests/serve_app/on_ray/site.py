@@ -1,0 +1,155 @@
+"""A running application: who to call, who to kill, and what it says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from ray import serve
+from ray.serve.schema import ServeDeploySchema
+
+from replica.messages import Stats
+from router.snapshot import Snapshot
+
+APP = "fairstream"
+MODEL = "tiny"
+KEY = "key-acme"
+TOKENS = 64
+
+
+class Site:
+    def __init__(self, port: int, config: dict[str, Any]) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._config = config
+
+    async def deploy(self, **overrides: dict[str, Any]) -> None:
+        """Apply the configuration, as `serve deploy` does; `overrides` are options by name of
+        the deployment. Returns when it runs.
+        """
+        config = copy.deepcopy(self._config)
+        config["applications"][0]["deployments"] = [
+            {"name": name, **options} for name, options in overrides.items()
+        ]
+        schema = ServeDeploySchema.model_validate(config)
+        client = serve.context._get_global_client()
+        await asyncio.to_thread(client.deploy_apps, schema, _blocking=True)
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        async with self.http() as client:
+            await until(lambda: _is_ready(client), 60)
+
+    def http(self, key: str = KEY) -> httpx.AsyncClient:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+
+    def openai(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+
+    async def snapshot(self) -> Snapshot:
+        """What Admission counts."""
+        return await serve.get_deployment_handle("Admission", APP).snapshot.remote()
+
+    async def offering(self) -> list[str]:
+        """Replicas that Admission may grant."""
+        replicas = (await self.snapshot()).replicas
+        return [name for name, replica in replicas.items() if replica.slots]
+
+    async def running(self) -> int:
+        """Sequences in all engines."""
+        return sum(stats.running + stats.waiting for stats in await self.stats())
+
+    async def aborted(self) -> int:
+        """Sequences that these engines have aborted."""
+        return sum(stats.finished.get("abort", 0) for stats in await self.stats())
+
+    async def stats(self) -> list[Stats]:
+        """What the engines report of themselves."""
+        handle = serve.get_deployment_handle("Replica", APP)
+        return [await handle.stats.remote(name) for name in await self.offering()]
+
+    async def at_rest(self) -> bool:
+        """No request waits, no lease is held, no row is taken."""
+        state = await self.snapshot()
+        leases = sum(replica.leases for replica in state.replicas.values())
+        return state.queued == leases == await self.running() == 0
+
+
+async def until(condition: Callable[[], Awaitable[object]], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        await asyncio.sleep(0.05)
+
+
+async def _is_ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/ready")).status_code == 200
+
+
+async def complete(client: openai.AsyncOpenAI, prompt: str, max_tokens: int = TOKENS) -> str:
+    answer = await client.completions.create(
+        model=MODEL, prompt=prompt, max_tokens=max_tokens, temperature=0
+    )
+    return answer.choices[0].text
+
+
+async def stream(
+    client: openai.AsyncOpenAI, prompt: str, max_tokens: int = TOKENS, **extra: object
+) -> str:
+    text = ""
+    async for chunk in await client.completions.create(
+        model=MODEL,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        temperature=0,
+        stream=True,
+        extra_body=extra,
+    ):
+        text += "".join(choice.text for choice in chunk.choices)
+    return text
+
+
+async def long_stream(client: openai.AsyncOpenAI, prompt: str, tokens: int) -> str:
+    """An answer of exactly so many tokens."""
+    return await stream(client, prompt, tokens, ignore_eos=True)
+
+
+def processes(title: str) -> list[int]:
+    """Descendants of this process whose command line contains `title`."""
+    parents: dict[int, int] = {}
+    named = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                stat, command = (entry / "stat").read_text(), (entry / "cmdline").read_text()
+                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+                if title in command:
+                    named.append(int(entry.name))
+    return [pid for pid in named if _descends(pid, parents)]
+
+
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid not in (0, os.getpid()):
+        pid = parents.get(pid, 0)
+    return pid == os.getpid()
+
+
+def engines() -> list[int]:
+    return processes("replica.process import main")
+
+
+def actors(deployment: str) -> list[int]:
+    return processes(f"ServeReplica:{APP}:{deployment}")
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

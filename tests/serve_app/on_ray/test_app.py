@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from router.messages import Outcome
+from router.tenant import digest
+from tests.oracle import Oracle
+from tests.serve_app.on_ray.site import (
+    KEY,
+    MODEL,
+    TOKENS,
+    Site,
+    actors,
+    complete,
+    engines,
+    kill,
+    long_stream,
+    stream,
+    until,
+)
+
+PROMPTS = [f"Tell me about number {index}." for index in range(12)]
+
+
+@pytest.fixture(scope="session")
+def expected(model: str) -> dict[str, str]:
+    """The answers of the reference, by prompt; without the end of the sequence."""
+    oracle = Oracle(model, TOKENS)
+    answers = {}
+    for prompt in PROMPTS:
+        ids = oracle.greedy(tuple(prompt.encode()), TOKENS)
+        answers[prompt] = bytes(i for i in ids if i < 256).decode(errors="replace")
+    return answers
+
+
+async def runs(site: Site, sequences: int) -> bool:
+    return await site.running() == sequences
+
+
+async def succeeded(site: Site) -> int:
+    return (await site.snapshot()).usage["acme"].outcomes[Outcome.SUCCEEDED]
+
+
+async def one_engine() -> bool:
+    return len(engines()) == 1
+
+
+async def test_answers_equal_the_reference_streamed_or_not(
+    site: Site, expected: dict[str, str]
+) -> None:
+    async with site.openai() as client:
+        plain = await asyncio.gather(*(complete(client, prompt) for prompt in PROMPTS))
+        streamed = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
+    assert dict(zip(PROMPTS, plain, strict=True)) == expected
+    assert streamed == plain
+
+
+async def test_both_replicas_work(site: Site) -> None:
+    async with site.openai() as client:
+        running = asyncio.gather(*(long_stream(client, prompt, 500) for prompt in PROMPTS[:8]))
+
+        async def all_busy() -> bool:
+            replicas = (await site.snapshot()).replicas.values()
+            return all(replica.leases for replica in replicas)
+
+        await until(all_busy)
+        await running
+
+
+async def test_clients_that_leave_leave_nothing_behind(site: Site) -> None:
+    """C32: streams and plain calls closed at any moment."""
+
+    async def leave(index: int) -> None:
+        async with site.http() as client:
+            body = {"model": MODEL, "prompt": "x", "max_tokens": 3000, "stream": index % 2 == 0}
+            call = asyncio.create_task(client.post("/v1/completions", json=body))
+            await asyncio.sleep(0.02 * index)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+    before = await succeeded(site)
+    await asyncio.gather(*(leave(index) for index in range(16)))
+    await until(site.at_rest, 5)
+    assert await succeeded(site) == before
+
+
+async def test_an_engine_that_dies_fails_what_it_ran_and_is_replaced(site: Site) -> None:
+    """C19: whoever has seen a token gets an error, never a short answer that looks whole."""
+    async with site.openai() as client:
+        calls = [asyncio.create_task(long_stream(client, prompt, 600)) for prompt in PROMPTS[:8]]
+        await until(lambda: runs(site, 8))
+        await asyncio.sleep(0.1)
+        kill(engines()[0])
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    assert all(isinstance(error, openai.APIError) for error in errors), errors
+    assert 1 <= len(errors) <= 7
+    assert all(len(result) > 0 for result in results if isinstance(result, str))
+
+
+async def test_a_replica_that_is_killed_costs_no_request_that_has_not_begun(
+    site: Site, expected: dict[str, str]
+) -> None:
+    async with site.openai() as client:
+        calls = [asyncio.create_task(complete(client, prompt)) for prompt in PROMPTS]
+        await asyncio.sleep(0.02)
+        kill(actors("Replica")[0])
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        assert result == expected[prompt] or isinstance(result, openai.APIError)
+
+
+async def test_service_goes_on_while_admission_restarts(
+    site: Site, expected: dict[str, str]
+) -> None:
+    epoch = (await site.snapshot()).epoch
+    async with site.openai() as client:
+        running = [asyncio.create_task(long_stream(client, prompt, 1000)) for prompt in PROMPTS[:4]]
+        await until(lambda: runs(site, 4))
+        kill(actors("Admission")[0])
+        assert await complete(client, PROMPTS[0]) == expected[PROMPTS[0]]
+        assert len(await asyncio.gather(*running)) == 4
+    assert (await site.snapshot()).epoch > epoch
+
+
+async def test_what_a_dead_ingress_left_behind_is_aborted(site: Site) -> None:
+    before = await site.aborted()
+    async with site.openai() as client:
+        calls = [asyncio.create_task(long_stream(client, p, 12_000)) for p in PROMPTS[:8]]
+        await until(lambda: runs(site, 8))
+        for pid in actors("Ingress"):
+            kill(pid)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(result, openai.APIError | httpx.HTTPError) for result in results)
+    await until(lambda: runs(site, 0), 20)
+    assert await site.aborted() == before + 8
+
+
+async def test_a_replica_that_is_removed_finishes_what_it_has(site: Site) -> None:
+    """C56: scaling down fails no request."""
+    async with site.openai() as client:
+        calls = [asyncio.create_task(long_stream(client, prompt, 500)) for prompt in PROMPTS[:8]]
+        await until(lambda: runs(site, 8))
+        shrinking = asyncio.create_task(site.deploy(Replica={"num_replicas": 1}))
+        later = [complete(client, prompt) for prompt in PROMPTS]
+        assert len(await asyncio.gather(*calls, *later)) == 20
+        await shrinking
+        await until(one_engine)
+        assert await complete(client, "still there?")
+    await site.deploy()
+
+
+async def test_tenants_change_without_a_restart(site: Site, tmp_path: Path) -> None:
+    async def status(key: str) -> int:
+        async with site.http(key) as client:
+            return (await client.get("/v1/models")).status_code
+
+    before = actors("Admission") + actors("Ingress")
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: [{{id: acme, keys: ['{digest('new-key')}']}}]")
+    user_config = {"tenants": str(file), "revision": 1}
+    assert await status("new-key") == 401
+    await site.deploy(Admission={"user_config": user_config})
+    for _ in range(8):
+        assert await status("new-key") == 200
+        assert await status(KEY) == 401
+    assert actors("Admission") + actors("Ingress") == before
+    await site.deploy()
+    assert await status(KEY) == 200
+
+
+async def test_tenants_that_cannot_be_read_change_nothing(site: Site, tmp_path: Path) -> None:
+    user_config = {"tenants": str(tmp_path / "nowhere.yaml"), "revision": 2}
+    await site.deploy(Admission={"user_config": user_config})
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
+        assert (await client.get(f"{site.url}/v1/models")).status_code == 200
+    await site.deploy()

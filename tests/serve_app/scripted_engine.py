@@ -1,0 +1,109 @@
+"""A scripted engine behind the signature of `EngineClient`: known tokens, one per step.
+
+Its tokens depend on the request and the position alone, as the real engine's do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from replica.client import EngineClient, EngineFailed
+from replica.config import EngineConfig
+from replica.messages import Abort, Command, FinishReason, Output, Ready, Stats, StepReport, Submit
+
+Key = tuple[str, int]
+
+
+def token(request_id: str, position: int) -> int:
+    return (sum(request_id.encode()) + position) % 200
+
+
+def tokens(request_id: str, count: int) -> tuple[int, ...]:
+    """The whole output of a request."""
+    return tuple(token(request_id, position) for position in range(count))
+
+
+class ScriptedEngine(EngineClient):
+    """`config.model` may be "fails" (it does not start) or a number: seconds per step."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.ready = Ready(
+            model_type="script",
+            vocab_size=256,
+            eos_token_ids=(255,),
+            max_model_len=1024,
+            max_rows=config.max_rows,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            load_s=0.0,
+        )
+        self.running: dict[Key, tuple[Submit, int]] = {}
+        self.known: set[Key] = set()
+        self.commands: list[Command] = []
+        self._step_s = float(config.model)
+        self._aborted: list[Key] = []
+        self._given_up: dict[str, str] = {}
+        self._failure = ""
+        self._news = asyncio.Event()
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> ScriptedEngine:
+        if config.model == "fails":
+            raise EngineFailed("no such model")
+        return cls(config)
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+        if isinstance(command, Submit):
+            key = (command.request_id, command.attempt)
+            if key not in self.known:
+                self.known.add(key)
+                self.running[key] = (command, len(command.prior_output_ids))
+        elif isinstance(command, Abort):
+            key = (command.request_id, command.attempt)
+            self.known.add(key)
+            if self.running.pop(key, None) is not None:
+                self._aborted.append(key)
+        self._news.set()
+
+    def give_up(self, request_id: str, error: str) -> None:
+        """End a sequence for a reason of the engine's own."""
+        self._given_up[request_id] = error
+
+    def die(self, reason: str = "killed by the test") -> None:
+        self._failure = reason
+        self._news.set()
+
+    async def events(self) -> AsyncIterator[StepReport]:
+        while not self._failure:
+            if not self.running and not self._aborted:
+                self._news.clear()
+                try:
+                    await asyncio.wait_for(self._news.wait(), 1.0)
+                except asyncio.TimeoutError:
+                    yield StepReport(outputs=[], stats=Stats())
+            await asyncio.sleep(self._step_s)
+            if not self._failure:
+                yield StepReport(outputs=self._step(), stats=Stats())
+        raise EngineFailed(self._failure)
+
+    async def close(self, grace_s: float = 2.0) -> None:
+        self.die("closed")
+
+    def _step(self) -> list[Output]:
+        outputs = [Output(*key, 0, (), "abort") for key in self._aborted]
+        self._aborted.clear()
+        for key, (submit, position) in list(self.running.items()):
+            if key[0] in self._given_up:
+                error = self._given_up.pop(key[0])
+                outputs.append(Output(*key, position, (), "error", error=error))
+                del self.running[key]
+                continue
+            last = position + 1 >= submit.sampling.max_tokens
+            reason: FinishReason | None = "length" if last else None
+            outputs.append(Output(*key, position, (token(key[0], position),), reason))
+            self.running[key] = (submit, position + 1)
+            if last:
+                del self.running[key]
+        return outputs

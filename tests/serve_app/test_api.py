@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import threading
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.serve_app.text import TextBackend
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HUGE = 2**63
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "text", "messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+def text(**fields: Any) -> dict[str, Any]:
+    return {"model": "text", "prompt": "hello", **fields}
+
+
+def refused(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error of a reply that has OpenAI's shape and is small."""
+    assert reply.status_code == status, reply.text
+    assert len(reply.content) <= 4096
+    error = reply.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def test_the_sdk_reads_whole_answers(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(**chat(n=2))
+    assert [choice.message.content for choice in reply.choices] == ["hello", "hello"]
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    completion = client.completions.create(model="text", prompt=["ab", "cd"], echo=True)
+    assert [choice.text for choice in completion.choices] == ["abab", "cdcd"]
+    assert completion.object == "text_completion"
+
+
+def test_the_sdk_lists_the_model(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["text"]
+    assert client.models.retrieve("text").created == 1_700_000_000
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": None},
+        {"stop": []},
+        {"stop": ["a", "a"]},
+        {"n": None},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"top_k": None},
+        {"top_k": 9_999_999},
+        {"top_p": 0},
+        {"seed": -(2**63)},
+        {"seed": 2**64 - 1},
+        {"temperature": 0},
+        {"max_tokens": 10**9},
+        {"logit_bias": {}},
+        {"frequency_penalty": 0},
+        {"presence_penalty": 0.0},
+        {"stop_token_ids": []},
+        {"stream_options": None},
+        {"user": "someone"},
+        {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+    ],
+)
+def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[str, Any]) -> None:
+    """C23, C25, R19, X6."""
+    assert http.post(CHAT, json=chat(**fields)).status_code == 200
+    assert http.post(TEXT, json=text(**fields)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[("n", value) for value in (0, -1, 17, 5_000_000, 1.0, True, "1")],
+        *[("stop", value) for value in ("", [""], ["a", ""], ["a"] * 5, "a" * 1_000_000, [1], 1)],
+        *[("temperature", value) for value in (-0.1, 2.1, True, "1")],
+        *[("top_p", value) for value in (-0.1, 1.1, True, "1")],
+        *[("top_k", value) for value in (-2, 1.0, True, "1")],
+        *[("seed", value) for value in (2**64, -(2**63) - 1, 1.0, True, "1")],
+        *[("max_tokens", value) for value in (0, -1, 1.5, 1.0, True, "5", [], {})],
+        *[("min_tokens", value) for value in (-1, 1.0, True, "5", 51)],
+        *[
+            ("stop_token_ids", v)
+            for v in ([-1], [258], [299], [300], [HUGE], [True], [1.5], ["7x"])
+        ],
+        *[("allowed_token_ids", v) for v in ([-1], [258], [300], [2**31], [HUGE], [True], [1.5])],
+        ("allowed_token_ids", []),
+        ("stop_token_ids", [1] * 17),
+        ("stop_token_ids", 1),
+        *[("ignore_eos", value) for value in (1, "true")],
+        *[("skip_special_tokens", value) for value in (1, "true")],
+        *[("stream", value) for value in (1, "true")],
+        ("stream_options", []),
+        ("user", 5),
+    ],
+)
+def test_wrong_values_are_refused_by_name(
+    http: httpx.Client, backend: TextBackend, field: str, value: object
+) -> None:
+    """C07, C22, C23, C25, R16: nothing of it reaches the engine."""
+    for path, body in ((CHAT, chat()), (TEXT, text())):
+        error = refused(http.post(path, json={"max_tokens": 50, **body, field: value}))
+        assert error["param"].split(".")[0] == field
+        assert field in error["message"]
+    assert backend.generations == []
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "max_tokens", "presence_penalty", "n"])
+def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, number: str) -> None:
+    """R14, X10."""
+    body = json.dumps(chat())[:-1] + f', "{field}": {number}}}'
+    headers = {"Content-Type": "application/json"}
+    refused(http.post(CHAT, content=body, headers=headers))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logprobs", True),
+        ("top_logprobs", 10**9),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", False),
+        ("logit_bias", {"191222": -100}),
+        ("logit_bias", {"a": 101}),
+        ("modalities", ["audio"]),
+        ("repetition_penalty", 1.1),
+    ],
+)
+def test_what_would_change_a_chat_answer_is_refused(
+    http: httpx.Client, field: str, value: object
+) -> None:
+    """C22, C23, R14."""
+    error = refused(http.post(CHAT, json=chat(**{field: value})))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("logprobs", 0), ("suffix", "end"), ("best_of", 2), ("bad_words", ["a"])]
+)
+def test_what_would_change_a_completion_is_refused(
+    http: httpx.Client, field: str, value: object
+) -> None:
+    error = refused(http.post(TEXT, json=text(**{field: value})))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+
+
+def test_best_of_n_is_served(http: httpx.Client) -> None:
+    assert http.post(TEXT, json=text(best_of=2, n=2, suffix="")).status_code == 200
+
+
+def test_tool_calls_in_a_message_are_refused(http: httpx.Client) -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
+    error = refused(http.post(CHAT, json=chat(messages=[message])))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "tool_calls")
+
+
+def test_unknown_fields_are_ignored_and_told_once(
+    http: httpx.Client, backend: TextBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R19, C38: a typing error shows in the log; a salt in the body has no effect."""
+    with caplog.at_level(logging.WARNING, "serve_app"):
+        for _ in range(2):
+            body = chat(max_token=1, cache_salt="victim", store=True, service_tier="auto")
+            assert http.post(CHAT, json=body).status_code == 200
+    told = [record.getMessage() for record in caplog.records]
+    assert sorted(told) == [
+        "ignored the unknown request field 'cache_salt'",
+        "ignored the unknown request field 'max_token'",
+    ]
+    assert {generation.tenant.cache_salt for generation in backend.generations} == {"tenant:acme"}
+
+
+def test_unknown_names_are_kept_within_bounds(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "serve_app"):
+        body = chat(**{f"{index}" + "x" * 500: 1 for index in range(1500)})
+        assert http.post(CHAT, json=body).status_code == 200
+    assert 0 < len(caplog.records) <= 1000
+    assert max(len(record.getMessage()) for record in caplog.records) < 200
+
+
+@pytest.mark.parametrize("name", ["other", "", None, "TEXT", "x" * 1_000_000, "secret-name"])
+def test_an_unknown_model_is_not_found(http: httpx.Client, name: str | None) -> None:
+    """R22: its name is not repeated."""
+    for path, body in ((CHAT, chat(model=name)), (TEXT, text(model=name))):
+        reply = http.post(path, json=body)
+        error = refused(reply, 404)
+        assert (error["code"], error["param"]) == ("model_not_found", "model")
+        assert "secret-name" not in reply.text
+    no_model = chat()
+    del no_model["model"]
+    refused(http.post(CHAT, json=no_model), 404)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [],
+        "",
+        [""],
+        [[]],
+        ["a", [1]],
+        [1, "a"],
+        [[1], 2],
+        [["a"]],
+        [-1],
+        [258],
+        [300],
+        [2**31],
+        [HUGE],
+        [True],
+        [1.5],
+        ["7x", 1],
+        ["a"] * 129,
+        ["a"] * 300_000,
+        None,
+        5,
+        {"a": 1},
+    ],
+)
+def test_a_bad_prompt_is_refused(http: httpx.Client, backend: TextBackend, prompt: object) -> None:
+    """C22, R17."""
+    error = refused(http.post(TEXT, json=text(prompt=prompt)))
+    assert error["param"].split(".")[0] == "prompt"
+    assert backend.generations == []
+
+
+def test_prompts_times_choices_are_bounded(http: httpx.Client) -> None:
+    """R17."""
+    assert http.post(TEXT, json=text(prompt=["a"] * 64, n=2)).status_code == 200
+    refused(http.post(TEXT, json=text(prompt=["a"] * 65, n=2)))
+
+
+def test_each_sequence_has_its_own_id_and_choice(http: httpx.Client, backend: TextBackend) -> None:
+    """R17: costs are charged per prompt."""
+    http.post(TEXT, json=text(prompt=[[97], [98, 99]], n=2, seed=-1))
+    sequences = sorted(backend.generations, key=lambda generation: generation.request_id)
+    assert len({generation.request_id for generation in sequences}) == 4
+    assert [s.prompt_ids for s in sequences] == [(97,), (97,), (98, 99), (98, 99)]
+    assert [s.sampling.choice for s in sequences] == [0, 1, 0, 1]
+    assert {s.sampling.seed for s in sequences} == {2**64 - 1}
+
+
+def test_seeds_are_drawn_per_prompt(http: httpx.Client, backend: TextBackend) -> None:
+    http.post(TEXT, json=text(prompt=["a", "a"], n=2))
+    seeds = [generation.sampling.seed for generation in backend.generations]
+    assert len(set(seeds)) == 2
+
+
+@pytest.mark.parametrize("asked", [None, 1, 2, 10**9])
+@pytest.mark.parametrize("length", [198, 199, 200, 201])
+def test_a_prompt_at_the_end_of_the_context(
+    http: httpx.Client, length: int, asked: int | None
+) -> None:
+    """C31. Rule: what the context has no room for is cut off from max_tokens."""
+    reply = http.post(TEXT, json=text(prompt=[97] * length, max_tokens=asked))
+    if length >= 200:
+        error = refused(reply)
+        assert error["code"] == "context_length_exceeded"
+        assert f"{length} tokens" in error["message"]
+        assert "200 tokens" in error["message"]
+        return
+    room = 200 - length
+    answer = reply.json()
+    assert answer["usage"]["completion_tokens"] == min(room, asked or 16)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_unlimited_chat_answer_has_a_default(http: httpx.Client) -> None:
+    """C31: min(default, room); the default of these tests is 50."""
+    for length, expected in ((100, 50), (190, 10)):
+        body = chat(messages=[{"role": "user", "content": "a" * length}], ignore_eos=True)
+        assert http.post(CHAT, json=body).json()["usage"]["completion_tokens"] == expected
+
+
+def test_the_newer_name_of_max_tokens_goes_first(http: httpx.Client) -> None:
+    reply = http.post(CHAT, json=chat(max_tokens=4, max_completion_tokens=2))
+    assert reply.json()["usage"]["completion_tokens"] == 2
+    error = refused(http.post(CHAT, json=chat(max_tokens=4, max_completion_tokens="2")))
+    assert error["param"] == "max_completion_tokens"
+
+
+@pytest.mark.parametrize("asked", [None, 0, -1, "5", 1.5, True])
+def test_a_prompt_that_is_too_long_is_told_first(http: httpx.Client, asked: object) -> None:
+    """R16."""
+    long = [{"role": "user", "content": "a" * 300}]
+    for path, body in ((CHAT, chat(messages=long)), (TEXT, text(prompt="a" * 300))):
+        error = refused(http.post(path, json=body | {"max_tokens": asked}))
+        assert error["code"] == "context_length_exceeded"
+        assert "300 tokens" in error["message"]
+
+
+def test_echo_without_output_is_refused(http: httpx.Client) -> None:
+    """R05."""
+    assert refused(http.post(TEXT, json=text(echo=True, max_tokens=0)))["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize("prompt", ["日本", list("日本".encode())])
+def test_echo_puts_the_prompt_first(http: httpx.Client, prompt: object) -> None:
+    reply = http.post(TEXT, json=text(prompt=prompt, echo=True, max_tokens=3))
+    assert reply.json()["choices"][0]["text"] == "日本日"
+
+
+def test_stop_strings_are_not_looked_for_in_the_echo(http: httpx.Client) -> None:
+    reply = http.post(TEXT, json=text(prompt="abc", echo=True, stop="bc"))
+    assert reply.json()["choices"][0]["text"] == "abca"
+
+
+@pytest.mark.parametrize("field", ["messages", "stop", "user", "model", "metadata"])
+def test_half_a_character_is_refused_everywhere(http: httpx.Client, field: str) -> None:
+    """X3."""
+    half = '"\\ud83d"'
+    values = {
+        "messages": f'[{{"role": "user", "content": {half}}}]',
+        "stop": f"[{half}]",
+        "metadata": f'{{"a": {half}}}',
+    }
+    body = json.dumps(chat())[:-1] + f', "{field}": {values.get(field, half)}}}'
+    headers = {"Content-Type": "application/json"}
+    refused(http.post(CHAT, content=body, headers=headers))
+    raw = body.replace("\\ud83d", "\udc3d").encode("utf-8", "surrogatepass")
+    refused(http.post(CHAT, content=raw, headers=headers))
+
+
+@pytest.mark.parametrize("count", [300, 12_000])
+def test_many_faults_make_a_small_answer(
+    http: httpx.Client, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """C26: nothing of the input in it, nor in the log."""
+    parts = [{"type": "image_url", "image_url": {"url": "SECRET" * 10}}] * count
+    bad_turns = [{"role": "SECRET", "content": 5}] * count
+    with caplog.at_level(logging.DEBUG):
+        for messages in ([{"role": "user", "content": parts}], bad_turns):
+            reply = http.post(CHAT, json=chat(messages=messages))
+            error = refused(reply)
+            assert error["message"].count(";") < 10
+            assert "SECRET" not in reply.text
+    assert "SECRET" not in caplog.text
+
+
+def test_many_different_faults_make_a_small_answer(http: httpx.Client) -> None:
+    """C26."""
+    names = (
+        *("n", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos"),
+        *("min_tokens", "stream", "user", "skip_special_tokens", "stream_options", "echo"),
+    )
+    error = refused(http.post(TEXT, json=text(**{name: {"a": "SECRET"} for name in names})))
+    assert error["message"].count(";") == 9
+    assert "SECRET" not in error["message"]
+
+
+@pytest.mark.parametrize("fault", [{"n": 0}, {"stop": [""]}, {"messages": []}, {"max_tokens": 0}])
+def test_a_bad_request_for_a_stream_has_a_status(
+    http: httpx.Client, fault: dict[str, object]
+) -> None:
+    """R23."""
+    reply = http.post(CHAT, json=chat(stream=True) | fault)
+    refused(reply)
+    assert reply.headers["content-type"] == "application/json"
+
+
+def test_stream_options_need_a_stream(http: httpx.Client) -> None:
+    refused(http.post(CHAT, json=chat(stream_options={"include_usage": True})))
+
+
+def test_a_bad_request_is_refused_fast_and_disturbs_nobody(
+    http: httpx.Client, site: Any, backend: TextBackend
+) -> None:
+    """C23."""
+    backend.delay_s = 0.01
+    bodies = [chat(top_logprobs=10**9), chat(n=5_000_000), text(prompt=[10**9])]
+    gaps: list[float] = []
+
+    def read_a_stream() -> None:
+        with httpx.stream(
+            "POST", site.url + CHAT, json=chat(stream=True, ignore_eos=True), headers=http.headers
+        ) as reply:
+            last = time.monotonic()
+            for _ in reply.iter_raw():
+                gaps.append(time.monotonic() - last)
+                last = time.monotonic()
+
+    reader = threading.Thread(target=read_a_stream)
+    reader.start()
+    for body in bodies:
+        path = TEXT if "prompt" in body else CHAT
+        seconds = []
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(5):
+            start = time.monotonic()
+            refused(http.post(path, json=body))
+            seconds.append(time.monotonic() - start)
+        assert min(seconds) < 0.05
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 10_240  # KiB
+    reader.join()
+    assert len(gaps) > 40
+    assert sorted(gaps)[len(gaps) // 2] < 0.05
+
+
+def test_the_probes_need_no_model(http: httpx.Client) -> None:
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready"}

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import jinja2
+import pytest
+from tokenizers import processors
+from transformers import PreTrainedTokenizerFast
+
+from serve_app.chat import INLINE_CHARS, PromptEncoder
+from serve_app.errors import ApiError
+from serve_app.protocol import Message
+from tests.serve_app.text import byte_tokenizer
+
+
+def message(content: Any, role: str = "user") -> Message:
+    return Message.model_validate({"role": role, "content": content})
+
+
+@pytest.fixture
+def encoder(tokenizer: PreTrainedTokenizerFast) -> PromptEncoder:
+    return PromptEncoder(tokenizer)
+
+
+async def test_a_conversation_is_written_by_the_template(
+    smollm2: PreTrainedTokenizerFast,
+) -> None:
+    turns = [message("Be brief.", "developer"), message("Hi"), message("Yes?", "assistant")]
+    ids = await PromptEncoder(smollm2).chat([*turns, message("日本")], 1000)
+    assert smollm2.decode(ids, skip_special_tokens=False) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+        "<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>user\n日本<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+async def test_text_parts_are_lines(encoder: PromptEncoder) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert await encoder.chat([message(parts)], 100) == tuple(b"one\ntwo")
+
+
+async def test_a_template_that_refuses_is_a_bad_request_without_its_words(
+    encoder: PromptEncoder,
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        await encoder.chat([message("refuse me")], 100)
+    assert refused.value.status == 400
+    assert "secret" not in refused.value.message
+    assert refused.value.__suppress_context__
+
+
+async def test_without_a_template_there_is_no_chat() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    encoder = PromptEncoder(tokenizer)
+    with pytest.raises(ApiError, match="no chat template"):
+        await encoder.chat([message("hi")], 100)
+    assert await encoder.text("hi", 100) == tuple(b"hi")
+
+
+def test_a_template_that_refuses_the_warm_up_is_only_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('system first') }}"
+    PromptEncoder(tokenizer)
+    assert "refuses a plain user message" in caplog.text
+
+
+async def test_no_request_pays_for_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R35: the template is compiled before the first request."""
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{# not compiled before this test #}"
+    encoder = PromptEncoder(tokenizer)
+
+    def compile_now(*_: object, **__: object) -> None:
+        raise AssertionError("compiled in a request")
+
+    monkeypatch.setattr(jinja2.Environment, "compile", compile_now)
+    assert await encoder.chat([message("hi")], 100) == tuple(b"hi")
+
+
+@pytest.mark.parametrize("length", [INLINE_CHARS, INLINE_CHARS + 1])
+async def test_a_long_text_leaves_the_event_loop_free(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    threads: list[threading.Thread] = []
+    to_thread = asyncio.to_thread
+
+    async def noted(call: Any) -> Any:
+        def run() -> Any:
+            threads.append(threading.current_thread())
+            return call()
+
+        return await to_thread(run)
+
+    monkeypatch.setattr(asyncio, "to_thread", noted)
+    assert len(await encoder.text("a" * length, 10**6)) == length
+    assert [thread is not threading.main_thread() for thread in threads] == [True] * (
+        length > INLINE_CHARS
+    )
+
+
+async def test_what_is_far_too_long_is_refused_without_tokenising(
+    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest token of this vocabulary has five characters: <pad>."""
+
+    async def never(*_: object) -> None:
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(asyncio, "to_thread", never)
+    with pytest.raises(ApiError, match="at least 2000 tokens"):
+        await encoder.text("a" * 10_000, 1999)
+
+
+async def test_special_tokens_surround_a_text_and_not_a_conversation() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="</s> $A", special_tokens=[("</s>", 256)]
+    )
+    encoder = PromptEncoder(tokenizer)
+    assert await encoder.text("a", 10) == (256, 97)
+    assert await encoder.chat([message("a")], 10) == (97,)
+
+
+async def test_a_tokenizer_that_truncates_is_cured() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    assert len(await PromptEncoder(tokenizer).text("abcdef", 10)) == 6
+
+
+def test_the_vocabulary_includes_added_tokens(encoder: PromptEncoder) -> None:
+    """C22."""
+    assert encoder.vocab_size == 258

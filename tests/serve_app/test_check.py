@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.app import Admission, Ingress, Replica
+from serve_app.check import DEPLOYMENTS, check_serve_config
+
+CONFIGS = sorted(
+    path for path in Path("configs").glob("*.yaml") if "applications" in path.read_text()
+)
+
+
+def good() -> dict[str, Any]:
+    return {
+        "http_options": {"port": 8000},
+        "applications": [
+            {
+                "name": "app",
+                "import_path": "serve_app.app:build",
+                "args": {"model_name": "m", "engine": {"model": "m"}, "tenants": []},
+                "deployments": [{"name": "Replica", "ray_actor_options": {"num_gpus": 1}}],
+            }
+        ],
+    }
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Callable[[dict[str, Any]], None]:
+    def write_and_check(data: dict[str, Any]) -> None:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(data))
+        check_serve_config(path)
+
+    return write_and_check
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=str)
+def test_every_configuration_that_we_ship_is_fine(path: Path) -> None:
+    check_serve_config(path)
+
+
+def test_there_are_configurations_to_check() -> None:
+    assert {path.name for path in CONFIGS} >= {"local.yaml", "two-replicas.yaml", "hub.yaml"}
+
+
+def test_a_good_configuration_passes(check: Callable[[dict[str, Any]], None]) -> None:
+    check(good())
+
+
+def test_an_unknown_key_is_named_with_its_place_at_every_level(
+    check: Callable[[dict[str, Any]], None],
+) -> None:
+    data = good()
+    application = data["applications"][0]
+    data["http_option"] = {}
+    data["http_options"]["prot"] = 1
+    application["rout_prefix"] = "/"
+    application["deployments"][0]["num_replica"] = 2
+    application["deployments"][0]["ray_actor_options"]["num_gpu"] = 1
+    application["deployments"][0]["autoscaling_config"] = {"min_replica": 1}
+    with pytest.raises(ValueError, match="not an option") as caught:
+        check(data)
+    message = str(caught.value)
+    for place, meant in [
+        ("http_option ", "http_options"),
+        ("http_options.prot", "port"),
+        ("applications[0].rout_prefix", "route_prefix"),
+        ("applications[0].deployments[0].num_replica ", "num_replicas"),
+        ("applications[0].deployments[0].ray_actor_options.num_gpu ", "num_gpus"),
+        ("applications[0].deployments[0].autoscaling_config.min_replica ", "min_replicas"),
+    ]:
+        assert any(place in line and meant in line for line in message.splitlines()), place
+
+
+def test_our_own_settings_are_checked_too(check: Callable[[dict[str, Any]], None]) -> None:
+    data = good()
+    data["applications"][0]["args"]["engine"]["max_rowz"] = 3
+    with pytest.raises(ValueError, match=r"engine\.max_rowz: "):
+        check(data)
+
+
+def test_a_deployment_that_does_not_exist_is_refused(
+    check: Callable[[dict[str, Any]], None],
+) -> None:
+    data = good()
+    data["applications"][0]["deployments"][0]["name"] = "Replicas"
+    with pytest.raises(
+        ValueError, match="no deployment Replicas; there are Admission, Ingress, Replica"
+    ):
+        check(data)
+
+
+def test_the_user_config_of_admission_is_checked(check: Callable[[dict[str, Any]], None]) -> None:
+    data = good()
+    data["applications"][0]["deployments"] = [
+        {"name": "Admission", "user_config": {"tenants": [{"id": "a", "wait": 1}]}}
+    ]
+    with pytest.raises(ValueError, match="wait"):
+        check(data)
+
+
+def test_the_names_of_the_deployments_are_those_of_their_classes() -> None:
+    assert set(DEPLOYMENTS) == {Admission.__name__, Ingress.__name__, Replica.__name__}
+
+
+def test_the_command_ends_with_one_readable_line(tmp_path: Path) -> None:
+    data = good()
+    data["applications"][0]["args"]["engine"]["max_rowz"] = 3
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    command = [sys.executable, "-W", "ignore", "-m", "serve_app.check"]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"{path}: engine.max_rowz: Unexpected keyword argument"]

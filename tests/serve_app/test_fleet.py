@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replica.messages import Sampling, Submit
+from router.messages import Outcome
+from serve_app import admission_client, engine_host, fleet, replica_link
+from serve_app.admission_client import AdmissionClient
+from serve_app.backend import EngineFailure, Enough, Generation, Refused, Unavailable
+from serve_app.fleet import Fleet
+from serve_app.step_streams import StepStreams
+from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
+from tests.serve_app.scripted_engine import tokens
+from tests.serve_app.transport import Transport
+
+SLOTS = 3
+
+
+def generation(request_id: str = "r", max_tokens: int = 5, tenant: int = 0) -> Generation:
+    sampling = Sampling(max_tokens=max_tokens)
+    return Generation(request_id, TENANTS.tenants[tenant], (1, 2, 3), sampling)
+
+
+async def until(condition: Callable[[], object], seconds: float = 3.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        await asyncio.sleep(0.002)
+
+
+class World:
+    """An ingress with everything behind it, in one process."""
+
+    def __init__(self, chance: random.Random | None = None, rate: float = 0.0) -> None:
+        self.transport = Transport(chance, rate)
+        self.admission = AdmissionInProcess(chance, rate)
+        self.client = AdmissionClient("ingress", self.admission.sync, self.admission.watch)
+        self.streams = StepStreams(
+            "ingress", self.transport, lambda replica: self.admission.offer(replica, 0)
+        )
+        self.fleet = Fleet("model", self.client, self.streams)
+
+    async def start(self, *replicas: str, step_s: float = 0.001) -> None:
+        self.client.start()
+        for name in replicas:
+            await self.transport.start(name, step_s)
+            self.admission.offer(name, SLOTS)
+            self.streams.connect(name)
+        await until(lambda: len(self.streams.ready) == len(replicas))
+
+    async def collect(self, request: Generation) -> tuple[int, ...]:
+        deltas = [delta async for delta in self.fleet.generate(request)]
+        return tuple(token for delta in deltas for token in delta.token_ids)
+
+    def outcomes(self) -> dict[Outcome, int]:
+        usage = self.admission.router.snapshot().usage.values()
+        return {outcome: sum(u.outcomes[outcome] for u in usage) for outcome in Outcome}
+
+    def at_rest(self) -> bool:
+        """Nothing is left anywhere: no request, no lease, no row."""
+        state = self.admission.router.snapshot()
+        return (
+            self.client.idle
+            and self.streams.idle
+            and not any(state.ingresses.values())
+            and not any(replica.leases for replica in state.replicas.values())
+            and not any(engine.running for engine in self.transport.engines.values())
+        )
+
+    async def close(self) -> None:
+        await self.client.close()
+        await self.streams.close()
+        await self.transport.close()
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(replica_link, "RETRY_S", 0.001)
+    monkeypatch.setattr(engine_host, "HEARTBEAT_S", 0.05)
+    world = World()
+    yield world
+    await until(world.at_rest)
+    await world.close()
+
+
+async def test_a_request_gets_its_tokens_and_succeeds(world: World) -> None:
+    await world.start("a")
+    assert await world.collect(generation(max_tokens=6)) == tokens("r", 6)
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.SUCCEEDED] == 1
+
+
+async def test_the_engine_is_told_what_concerns_it(world: World) -> None:
+    await world.start("a")
+    await world.collect(generation())
+    submits = [c for c in world.transport.engines["a"].commands if isinstance(c, Submit)]
+    assert submits == [
+        Submit(
+            request_id="r",
+            epoch=world.admission.router.epoch,
+            prompt_ids=(1, 2, 3),
+            sampling=Sampling(max_tokens=5),
+            cache_salt="tenant:acme",
+        )
+    ]
+
+
+async def test_requests_beyond_the_slots_wait_and_all_are_served(world: World) -> None:
+    await world.start("a", "b")
+    names = [f"r{index}" for index in range(20)]
+    results = await asyncio.gather(
+        *(world.collect(generation(name, tenant=index % 2)) for index, name in enumerate(names))
+    )
+    assert list(results) == [tokens(name, 5) for name in names]
+
+
+async def test_enough_counts_as_success_and_stops_the_engine(world: World) -> None:
+    await world.start("a")
+    deltas = world.fleet.generate(generation(max_tokens=1000))
+    await anext(deltas)
+    with pytest.raises(Enough):
+        await deltas.athrow(Enough())
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.SUCCEEDED] == 1
+
+
+async def test_closing_early_counts_as_cancelled_and_stops_the_engine(world: World) -> None:
+    """C32, R49."""
+    await world.start("a")
+    async with aclosing(world.fleet.generate(generation(max_tokens=1000))) as deltas:
+        await anext(deltas)
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.CANCELLED] == 1
+
+
+async def test_being_cancelled_in_the_queue_counts_as_cancelled(world: World) -> None:
+    """C32."""
+    await world.start("a")
+    world.admission.offer("a", 0)
+    task = asyncio.create_task(world.collect(generation()))
+    await until(lambda: world.admission.router.snapshot().queued)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.CANCELLED] == 1
+
+
+async def test_a_refusal_reaches_the_caller_and_is_booked_nowhere(world: World) -> None:
+    """C49, C52."""
+    await world.start("a")
+    running = asyncio.create_task(world.collect(generation("first", 100, tenant=2)))
+    await until(lambda: world.transport.engines["a"].running)
+    with pytest.raises(Refused):
+        await world.collect(generation("second", tenant=2))
+    await running
+    await until(world.at_rest)
+    assert sum(world.outcomes().values()) == 1
+
+
+async def test_a_request_that_sent_nothing_starts_again_elsewhere(world: World) -> None:
+    await world.start("a", step_s=60)
+    task = asyncio.create_task(world.collect(generation()))
+    await until(lambda: world.transport.engines["a"].running)
+    await world.transport.start("b", 0.001)
+    world.admission.offer("b", SLOTS)
+    world.transport.remove("a")
+    assert await asyncio.wait_for(task, 3) == tokens("r", 5)
+    await until(world.at_rest)
+    usage = world.admission.router.snapshot().usage["acme"]
+    assert usage.outcomes[Outcome.SUCCEEDED] == 1
+    assert usage.prompt_tokens == 3
+
+
+async def test_a_request_that_sent_something_fails_with_its_replica(world: World) -> None:
+    """C19: the failure is an error and counted as one."""
+    await world.start("a")
+    deltas = world.fleet.generate(generation(max_tokens=100_000))
+    await anext(deltas)
+    world.transport.remove("a")
+    with pytest.raises(EngineFailure):
+        async for _ in deltas:
+            pass
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.FAILED] == 1
+
+
+async def test_a_request_that_brings_engines_down_is_not_tried_for_ever(world: World) -> None:
+    await world.start("a", "b", "c", step_s=60)
+    task = asyncio.create_task(world.collect(generation()))
+    engines = world.transport.engines
+    for _ in range(fleet.MAX_LOST_REPLICAS):
+        await until(lambda: any(engine.running for engine in engines.values()))
+        world.transport.remove(next(name for name, e in engines.items() if e.running))
+    with pytest.raises(EngineFailure):
+        await asyncio.wait_for(task, 3)
+    assert len(world.transport.engines) == 1
+
+
+async def test_being_turned_away_is_no_reason_to_give_up(world: World) -> None:
+    await world.start("a")
+    world.transport.members.clear()
+    task = asyncio.create_task(world.collect(generation()))
+    for count in range(1, 2 * fleet.MAX_LOST_REPLICAS):
+        await until(lambda: world.transport.turned_away == count)  # noqa: B023
+        world.admission.offer("a", SLOTS)
+    world.transport.members.add("a")
+    world.admission.offer("a", SLOTS)
+    assert await asyncio.wait_for(task, 3) == tokens("r", 5)
+
+
+async def test_a_sequence_that_the_engine_gives_up_is_a_failure(world: World) -> None:
+    """C19, R20: never an answer that looks whole."""
+    await world.start("a", step_s=0.01)
+    task = asyncio.create_task(world.collect(generation(max_tokens=500)))
+    await until(lambda: world.transport.engines["a"].running)
+    world.transport.engines["a"].give_up("r", "it does not fit")
+    with pytest.raises(EngineFailure, match="it does not fit"):
+        await task
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.FAILED] == 1
+
+
+async def test_a_replica_that_leaves_turns_new_requests_away_to_others(world: World) -> None:
+    """C56: not one is failed by a replica that drains."""
+    await world.start("a", "b")
+    world.transport.members.discard("a")
+    results = await asyncio.gather(*(world.collect(generation(f"r{i}")) for i in range(3)))
+    assert list(results) == [tokens(f"r{i}", 5) for i in range(3)]
+
+
+async def test_there_is_no_model_before_a_replica_is_up_and_admission_answers(
+    world: World,
+) -> None:
+    with pytest.raises(Unavailable):
+        await world.fleet.model()
+    await world.start("a")
+    await until(lambda: world.fleet.ready)
+    assert (await world.fleet.model()).vocab_size == 256
+
+
+async def test_there_is_no_model_while_admission_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "FRESH_S", 0.3)
+    await world.start("a")
+    await until(lambda: world.fleet.ready)
+    world.admission.away = True
+    await until(lambda: not world.fleet.ready)
+    with pytest.raises(Unavailable):
+        await world.fleet.model()
+    world.admission.away = False
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), rate=st.sampled_from([0.0, 0.05, 0.2]))
+async def test_nothing_leaks_and_nothing_ends_twice_whatever_fails(seed: int, rate: float) -> None:
+    """C32: cancellations at any moment, a network that fails, a replica that dies."""
+    chance = random.Random(seed)
+    world = World(chance, rate)
+    seen: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+
+    async def client(index: int) -> None:
+        request = generation(f"r{index}", chance.randint(1, 12), chance.randint(0, 1))
+        task = asyncio.create_task(world.collect(request))
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.random() * 0.02)
+            task.cancel()
+        (result,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(result, tuple):
+            assert result == tokens(request.request_id, request.sampling.max_tokens)
+            seen[Outcome.SUCCEEDED] += 1
+        elif isinstance(result, EngineFailure):
+            seen[Outcome.FAILED] += 1
+        else:
+            assert isinstance(result, asyncio.CancelledError), result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica_link, "RETRY_S", 0.0)
+        patch.setattr(admission_client, "RETRY_S", 0.0)
+        patch.setattr(admission_client, "SYNC_PERIOD_S", 0.005)
+        await world.start("a", "b", step_s=0.0)
+        clients = asyncio.gather(*(client(index) for index in range(12)))
+        await asyncio.sleep(chance.random() * 0.02)
+        if chance.random() < 0.5:
+            world.transport.remove("a")
+        await asyncio.wait_for(clients, 20)
+        world.transport.rate = world.admission.rate = 0.0
+        await until(world.at_rest)
+        await world.close()
+    booked = world.outcomes()
+    assert booked[Outcome.SUCCEEDED] == seen[Outcome.SUCCEEDED]
+    assert booked[Outcome.FAILED] == seen[Outcome.FAILED]

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from replica.messages import Output, Sampling, Submit
+from serve_app.mailbox import Mailbox, ReplicaLost
+
+
+def mailbox(prior: tuple[int, ...] = ()) -> Mailbox:
+    sampling = Sampling(max_tokens=100)
+    return Mailbox(
+        Submit(request_id="r", prompt_ids=(1,), prior_output_ids=prior, sampling=sampling)
+    )
+
+
+def output(offset: int, *token_ids: int, last: bool = False) -> Output:
+    return Output("r", 0, offset, token_ids, "stop" if last else None)
+
+
+async def test_what_came_meanwhile_is_read_as_one_output() -> None:
+    box = mailbox()
+    box.put(output(0, 10))
+    box.put(output(1, 11, 12, last=True))
+    assert await box.get() == output(0, 10, 11, 12, last=True)
+
+
+async def test_what_comes_twice_is_dropped() -> None:
+    box = mailbox()
+    box.put(output(0, 10, 11))
+    box.put(output(0, 10, 11, 12))
+    box.put(output(1, 11))
+    assert await box.get() == output(0, 10, 11, 12)
+
+
+async def test_a_repeated_output_alone_is_no_news() -> None:
+    box = mailbox()
+    box.put(output(0, 10))
+    await box.get()
+    box.put(output(0, 10))
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(box.get(), 0.01)
+
+
+def test_a_gap_is_an_error() -> None:
+    box = mailbox()
+    box.put(output(0, 10))
+    with pytest.raises(ValueError, match="2 tokens of request r are missing"):
+        box.put(output(3, 13))
+
+
+async def test_offsets_go_on_behind_the_output_of_earlier_attempts() -> None:
+    box = mailbox(prior=(7, 8))
+    box.put(output(2, 10))
+    assert await box.get() == output(2, 10)
+
+
+async def test_an_end_without_tokens_is_told() -> None:
+    box = mailbox()
+    box.put(output(0, last=True))
+    assert (await box.get()).finish_reason == "stop"
+
+
+async def test_what_came_before_the_loss_is_read_first() -> None:
+    box = mailbox()
+    box.put(output(0, 10))
+    box.lose("it burns")
+    assert await box.get() == output(0, 10)
+    for _ in range(2):
+        with pytest.raises(ReplicaLost, match="it burns"):
+            await box.get()

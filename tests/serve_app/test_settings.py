@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from router.tenant import Tenant, digest
+from serve_app.settings import AppConfig, TenantsSource
+
+
+def config(**options: Any) -> AppConfig:
+    settings = {"model_name": "m", "engine": {"model": "some/model"}, "tenants": []}
+    return AppConfig.model_validate(settings | options)
+
+
+def test_what_is_left_out_has_a_default() -> None:
+    assert (config().replicas, config().ingresses) == (1, 1)
+    assert config().engine.max_rows == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({"replica": 2}, "replica"),
+        ({"engine": {"model": "m", "max_row": 3}}, "max_row"),
+        ({"fairness": {"lambda": 0.5}}, "lambda"),
+        ({"api": {"max_body": 5}}, "max_body"),
+        ({"tenants": [{"id": "a", "wait": 3}]}, "wait"),
+    ],
+)
+def test_an_unknown_key_is_refused_at_every_level(options: dict[str, Any], where: str) -> None:
+    with pytest.raises(ValidationError, match=where):
+        config(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model_name": ""},
+        {"replicas": 0},
+        {"ingresses": 0},
+        {"lookahead": -1},
+        {"engine": {"model": "m", "max_rows": 0}},
+        {"engine": {"model": "m", "device": "abacus"}},
+        {"fairness": {"lam": 2.0}},
+        {"api": {"max_choices": 0}},
+    ],
+)
+def test_what_cannot_work_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        config(**options)
+
+
+def test_an_error_does_not_quote_what_was_given() -> None:
+    with pytest.raises(ValidationError) as caught:
+        config(tenants=[{"id": "a", "keys": ["sk-secret"]}])
+    assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("rows", "lookahead"), [(1, 1), (8, 1), (16, 2), (256, 32)])
+def test_the_lookahead_is_an_eighth_of_the_rows_by_default(rows: int, lookahead: int) -> None:
+    assert config(engine={"model": "m", "max_rows": rows}).lookahead_credits == lookahead
+    assert config(lookahead=0).lookahead_credits == 0
+
+
+def test_tenants_come_from_a_file_or_from_the_settings_themselves(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants: [{{id: acme, keys: ['{digest('k')}'], weight: 2}}]")
+    tenant = {"id": "acme", "keys": [digest("k")], "weight": 2}
+    expected = [Tenant(id="acme", keys=[digest("k")], weight=2)]
+    assert config(tenants=str(file)).tenants_source.load().tenants == expected
+    assert config(tenants=[tenant]).tenants_source.load().tenants == expected
+
+
+def test_tenants_survive_the_way_through_serves_user_config() -> None:
+    source = config(tenants=[{"id": "acme", "weight": 2.5}]).tenants_source
+    assert TenantsSource.model_validate(source.model_dump(mode="json")) == source
+
+
+def test_tenants_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        TenantsSource(tenants=tmp_path / "nowhere.yaml").load()
+    with pytest.raises(ValueError, match="twice"):
+        TenantsSource(tenants=[Tenant(id="a"), Tenant(id="a")]).load()
