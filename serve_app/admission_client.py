@@ -41,17 +41,24 @@ WATCH_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """What every ingress is to know."""
+
+    version: tuple[int, int]
+    """Another one stands for another notice."""
+    replicas: tuple[str, ...]
+    """Those that offer slots."""
+    tenants: Tenants
+
+
+@dataclass(frozen=True, slots=True)
 class Hint:
     """What a watch returns: a reason to sync early, never a state to rely on."""
 
     news: bool = False
     """The next sync of this ingress will be answered with something new."""
-    replicas: tuple[str, ...] = ()
-    """Replicas that offer slots."""
-    tenants: Tenants | None = None
-    """The tenants that are valid now, if the ingress has others."""
-    tenants_version: tuple[int, int] = (0, 0)
-    """Names these tenants; grows with each change."""
+    notice: Notice | None = None
+    """The present one, if the ingress has another."""
 
 
 @dataclass(slots=True)
@@ -80,12 +87,12 @@ class AdmissionClient:
         ingress: str,
         sync: Callable[[Sync], Awaitable[SyncReply]],
         watch: Callable[[], Awaitable[Hint]],
-        on_hint: Callable[[Hint], None] = lambda hint: None,
+        on_notice: Callable[[Notice], None] = lambda notice: None,
     ) -> None:
         self.ingress = ingress
         self.epoch = 0
         """Epoch of the Admission that answered last; 0 before the first answer."""
-        self._sync, self._watch, self._on_hint = sync, watch, on_hint
+        self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._sequence = 0
         self._answered_at = float("-inf")
         self._waiting: dict[str, _Waiting] = {}
@@ -109,6 +116,11 @@ class AdmissionClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def check(self) -> None:
+        """Raises RuntimeError when this client has stopped to sync."""
+        if any(task.done() for task in self._tasks):
+            raise RuntimeError("the conversation with Admission has stopped")
 
     @property
     def silence_s(self) -> float:
@@ -177,7 +189,8 @@ class AdmissionClient:
                 logger.debug("Admission cannot be watched: %r", error)
                 await asyncio.sleep(SYNC_PERIOD_S)
                 continue
-            self._on_hint(hint)
+            if hint.notice is not None:
+                self._on_notice(hint.notice)
             if hint.news:
                 self._changed.set()
 

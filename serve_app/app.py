@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from replica.loading import load_spec
 from serve_app.ingress import Ingress
 from serve_app.placement import Placement
 from serve_app.replica_deployment import Replica
@@ -27,26 +28,35 @@ COMMON: dict[str, Any] = {
     "health_check_timeout_s": 10.0,
     # Serve counts a CPU for each by default, and waits for it.
     "ray_actor_options": {"num_cpus": 0},
+    # Answers take their time; what is taken out of service may finish them.
+    "graceful_shutdown_timeout_s": 60.0,
+}
+
+INTERNAL: dict[str, Any] = {
+    **COMMON,
+    # Its callers are our own and call several times a second.
     "logging_config": {"enable_access_log": False},
 }
 
 
 def build(config: AppConfig) -> Application:
     """Serve checks `args` against `AppConfig` and calls this. Raises ValueError or OSError on
-    tenants that cannot be read.
+    tenants that cannot be read and on models that cannot be served: here, once, and not in each
+    replica that Serve would start again and again.
     """
     config.tenants_source.load()
+    load_spec(config.engine.model, config.engine.revision)
     admission = serve.deployment(
         Admission,
         num_replicas=1,
         user_config=config.tenants_source.model_dump(mode="json"),
-        **COMMON,
+        **INTERNAL,
     ).bind(config.fairness)
     replicas = serve.deployment(
         Replica,
         num_replicas=config.replicas,
         request_router_config=RequestRouterConfig(request_router_class=Placement),
-        **COMMON,
+        **INTERNAL,
     ).bind(config.engine, config.lookahead_credits, admission)
     ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON)
     return ingresses.bind(config, admission, replicas)

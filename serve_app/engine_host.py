@@ -7,10 +7,11 @@ knows neither Ray nor the router.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncGenerator
 
-from replica.client import EngineClient, EngineFailed
+import anyio
+
+from replica.client import EngineClient
 from replica.messages import (
     Abort,
     Backlog,
@@ -33,8 +34,9 @@ HEARTBEAT_S = 1.0
 ORPHANED_S = 10.0
 """An ingress that has not read for this long is gone; its sequences are aborted. It gives this
 replica up earlier."""
-ENGINE_SILENCE_S = 15.0
-"""The engine reports at least once a second, but never within a step."""
+ENGINE_SILENCE_S = 7.0
+"""The engine reports at least once a second, but never within a step. One that is silent for
+longer hangs, and is as good as dead."""
 
 
 class EngineHost:
@@ -52,7 +54,6 @@ class EngineHost:
         self._feeds: dict[str, Feed] = {}
         self._owners: dict[Key, Feed] = {}
         self._backlog = False
-        self._heard_at = time.monotonic()
         self._events = background.start(self._read_engine(), "engine-events")
 
     @property
@@ -67,9 +68,8 @@ class EngineHost:
 
     def check(self) -> None:
         """Raises RuntimeError when the engine is gone or hangs."""
-        silence_s = time.monotonic() - self._heard_at
-        if self.failure or silence_s > ENGINE_SILENCE_S:
-            raise RuntimeError(self.failure or f"the engine was silent for {silence_s:.0f} s")
+        if self.failure:
+            raise RuntimeError(self.failure)
 
     def submit(self, ingress: str, submits: list[bytes]) -> None:
         """Start sequences, each an encoded `Submit`. One that is known already is ignored."""
@@ -126,16 +126,20 @@ class EngineHost:
             self._engine.send(Abort(request_id=key[0], attempt=key[1]))
 
     async def _read_engine(self) -> None:
+        events = aiter(self._engine.events())
         try:
-            async for report in self._engine.events():
-                self._heard_at = time.monotonic()
+            while True:
+                with anyio.fail_after(ENGINE_SILENCE_S):
+                    report = await anext(events)
                 self.stats = report.stats
                 for output in report.outputs:
                     self._record(output)
-        except EngineFailed as error:
-            self.failure = str(error)
-        else:
+        except TimeoutError:
+            self.failure = f"the engine was silent for {ENGINE_SILENCE_S:.0f} s"
+        except StopAsyncIteration:
             self.failure = "the engine process ended"
+        except Exception as error:  # EngineFailed; an error of ours would be as fatal
+            self.failure = str(error) or repr(error)
         logger.error("The engine is gone: %s", self.failure)
         for feed in self._feeds.values():
             feed.wake()

@@ -1,6 +1,6 @@
 """All replicas as one `Backend`: a grant, a run on the replica that it names, an account.
 
-A request whose replica is lost before a token was seen starts again elsewhere. The module
+A request whose replica is lost goes on elsewhere, behind the tokens that it has. The module
 knows neither Ray nor HTTP nor text.
 """
 
@@ -77,48 +77,52 @@ class Fleet:
             self._admission.end(generation.request_id, outcome)
 
     async def _attempts(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        """Run to the end, on another replica from where the last one was lost: every sequence
+        has a seed, so its next token does not depend on who computes it."""
         request = RequestInfo(
             request_id=generation.request_id,
             tenant=generation.tenant.id,
             prompt_tokens=len(generation.prompt_ids),
             max_tokens=generation.sampling.max_tokens,
         )
-        started, losses = False, 0
+        output_ids: list[int] = []
+        losses = 0
         while True:
             try:
-                async with aclosing(self._attempt(generation, request)) as deltas:
+                async with aclosing(self._attempt(generation, request, output_ids)) as deltas:
                     async for delta in deltas:
-                        started = True
                         yield delta
                 return
             except ReplicaLost as lost:
                 losses += lost.submitted
-                if started or losses >= MAX_LOST_REPLICAS:
+                if losses >= MAX_LOST_REPLICAS:
                     raise EngineFailure(str(lost)) from lost
             request = replace(request, attempt=request.attempt + 1)
 
     async def _attempt(
-        self, generation: Generation, request: RequestInfo
+        self, generation: Generation, request: RequestInfo, output_ids: list[int]
     ) -> AsyncGenerator[Delta, None]:
+        """Goes on behind `output_ids`, and appends to them."""
         grant = await self._admission.acquire(request)
         submit = Submit(
             request_id=request.request_id,
             attempt=request.attempt,
             epoch=self._admission.epoch,
             prompt_ids=generation.prompt_ids,
+            prior_output_ids=tuple(output_ids),
             sampling=generation.sampling,
             cache_salt=generation.tenant.cache_salt,
         )
-        produced = 0
         async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
             async for output in outputs:
-                produced += len(output.token_ids)
-                self._admission.progress(request.request_id, produced, output.cached_tokens)
-                yield _delta(output)
+                output_ids += output.token_ids
+                cached = min(output.cached_tokens, len(generation.prompt_ids))
+                self._admission.progress(request.request_id, len(output_ids), cached)
+                yield _delta(output, cached)
 
 
-def _delta(output: Output) -> Delta:
+def _delta(output: Output, cached_tokens: int) -> Delta:
     """Raises EngineFailure for a sequence that the engine gave up by itself."""
     if output.finish_reason in ("abort", "error"):
         raise EngineFailure(output.error or "the engine aborted the sequence")
-    return Delta(output.token_ids, output.finish_reason, output.cached_tokens)
+    return Delta(output.token_ids, output.finish_reason, cached_tokens)

@@ -18,7 +18,7 @@ from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant
 from serve_app import background
-from serve_app.admission_client import AdmissionClient, Hint
+from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
 from serve_app.fleet import Fleet
 from serve_app.replica_link import Key
@@ -36,14 +36,14 @@ class Ingress:
         self._config = config
         self._name = serve.get_replica_context().replica_tag
         self._tenants = config.tenants_source.load()
-        self._tenants_version = (0, 0)
+        self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
         self._admission = admission.options(_by_reference=False)
         self._client = AdmissionClient(
             self._name,
             sync=self._sync,
-            watch=lambda: self._admission.watch.remote(self._name, self._tenants_version),
-            on_hint=self._take,
+            watch=lambda: self._admission.watch.remote(self._name, self._notice_version),
+            on_notice=self._take,
         )
         self._streams = StepStreams(self._name, _Calls(replicas), on_unavailable=self._withdraw)
         self._fleet = Fleet(config.model_name, self._client, self._streams)
@@ -57,6 +57,10 @@ class Ingress:
             self._fleet, tokenizer, self._find_tenant, self._config.api, tag_requests=False
         )
 
+    async def check_health(self) -> None:
+        """Raises when this ingress can no longer be granted anything: Serve replaces it."""
+        self._client.check()
+
     async def _sync(self, sync: Sync) -> SyncReply:
         reply = await self._admission.sync.remote(msgspec.msgpack.encode(sync))
         return msgspec.msgpack.decode(reply, type=SyncReply)
@@ -64,10 +68,9 @@ class Ingress:
     def _find_tenant(self, key: str) -> Tenant | None:
         return self._tenants.find_by_key(key)
 
-    def _take(self, hint: Hint) -> None:
-        if hint.tenants is not None:
-            self._tenants, self._tenants_version = hint.tenants, hint.tenants_version
-        for replica in hint.replicas:
+    def _take(self, notice: Notice) -> None:
+        self._notice_version, self._tenants = notice.version, notice.tenants
+        for replica in notice.replicas:
             self._streams.connect(replica)
 
     def _withdraw(self, replica: str) -> None:

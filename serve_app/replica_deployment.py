@@ -57,6 +57,8 @@ class Replica:
     async def check_health(self) -> None:
         """Raises when the engine is gone: Serve then replaces this replica."""
         self._host.check()
+        if self._reports.done():
+            raise RuntimeError("this replica has stopped to report")
 
     async def submit(self, replica: str, ingress: str, submits: list[bytes]) -> None:
         """See `ReplicaCalls`."""

@@ -21,7 +21,7 @@ from router.router import Router
 from router.snapshot import Snapshot
 from router.tenant import Tenants
 from serve_app import background
-from serve_app.admission_client import Hint
+from serve_app.admission_client import Hint, Notice
 from serve_app.settings import TenantsSource
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ TICK_S = 0.2
 WATCH_S = 5.0
 """Longest wait of a watch without news."""
 OFFER_S = 2.0
-"""A replica that has not reported for this long is not named in hints."""
+"""A replica that has not reported for this long no longer counts as offering slots."""
 
 
 class Admission:
@@ -41,7 +41,8 @@ class Admission:
         """Without tenants: Serve calls `reconfigure` before the first request."""
         self._epoch = time.time_ns() // 1_000_000
         self._tenants = Tenants(tenants=[])
-        self._tenants_version = (self._epoch, 0)
+        self._version = 0
+        """Of what `watch` tells every ingress."""
         self._router = Router(self._tenants, epoch=self._epoch, policy=fairness)
         self._backlog = False
         self._offered_at: dict[str, float] = {}
@@ -59,14 +60,12 @@ class Admission:
         try:
             self._tenants = TenantsSource.model_validate(user_config).load()
         except (OSError, ValueError) as error:
-            if self._tenants_version == (self._epoch, 0):
+            if not self._tenants.tenants:
                 raise
             logger.error("The tenants stay as they were: %s", error)
             return
-        self._tenants_version = (self._epoch, self._tenants_version[1] + 1)
         self._router.update_tenants(self._tenants)
-        for watcher in self._watchers.values():
-            watcher.set()
+        self._publish()
 
     async def check_health(self) -> None:
         """Raises when the router no longer keeps time."""
@@ -83,25 +82,19 @@ class Admission:
         self._news.discard(sync.ingress)
         return msgspec.msgpack.encode(reply)
 
-    async def watch(self, ingress: str, tenants_version: tuple[int, int]) -> Hint:
-        """Return when an ingress should sync, or has other tenants than are valid now; after
+    async def watch(self, ingress: str, version: tuple[int, int]) -> Hint:
+        """Return when an ingress should sync, or has another than the present notice; after
         `WATCH_S` seconds in any case.
         """
         watcher = self._watchers[ingress] = asyncio.Event()
-        if ingress not in self._news and tenants_version == self._tenants_version:
+        if ingress not in self._news and version == self._notice().version:
             with anyio.move_on_after(WATCH_S):
                 await watcher.wait()
         if self._watchers.get(ingress) is watcher:
             del self._watchers[ingress]
-        oldest = time.monotonic() - OFFER_S
-        hint = Hint(
-            news=ingress in self._news,
-            replicas=tuple(name for name, at in self._offered_at.items() if at > oldest),
-            tenants=None if tenants_version == self._tenants_version else self._tenants,
-            tenants_version=self._tenants_version,
-        )
+        news, notice = ingress in self._news, self._notice()
         self._news.discard(ingress)
-        return hint
+        return Hint(news, notice if notice.version != version else None)
 
     async def report(self, report: ReplicaReport) -> bool:
         """Take over what a replica offers. Returns whether requests wait for a credit.
@@ -109,16 +102,27 @@ class Admission:
         An ingress that has lost a replica may say in its place that it offers nothing.
         """
         self._router.report(report)
+        was_offered = report.replica in self._offered_at
         if report.slots:
             self._offered_at[report.replica] = time.monotonic()
         else:
             self._offered_at.pop(report.replica, None)
+        if was_offered != bool(report.slots):
+            self._publish()
         self._tell()
         return self._backlog
 
     async def snapshot(self) -> Snapshot:
         """Counts of everything, for metrics and tests."""
         return self._router.snapshot()
+
+    def _notice(self) -> Notice:
+        return Notice((self._epoch, self._version), tuple(self._offered_at), self._tenants)
+
+    def _publish(self) -> None:
+        self._version += 1
+        for watcher in self._watchers.values():
+            watcher.set()
 
     def _tell(self) -> None:
         """Wake the watches of ingresses that have something to hear."""
@@ -130,5 +134,16 @@ class Admission:
         while True:
             await asyncio.sleep(TICK_S)
             self._router.expire()
-            self._backlog = self._router.snapshot().queued > 0
+            state = self._router.snapshot()
+            self._backlog = state.queued > 0
+            self._news &= state.ingresses.keys()
+            self._forget_silent()
             self._tell()
+
+    def _forget_silent(self) -> None:
+        oldest = time.monotonic() - OFFER_S
+        silent = [name for name, at in self._offered_at.items() if at < oldest]
+        for name in silent:
+            del self._offered_at[name]
+        if silent:
+            self._publish()

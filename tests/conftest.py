@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -10,3 +11,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=60,
         help="random schedules of the race suite (the long form is 1000)",
     )
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=1,
+        help="processes killed, of each kind, by the crash suite (the long form is 20)",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="there is no GPU"))

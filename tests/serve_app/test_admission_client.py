@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from router.messages import Grant, Outcome, RequestInfo, Sync, SyncReply
 from serve_app import admission_client
-from serve_app.admission_client import AdmissionClient, Hint
+from serve_app.admission_client import AdmissionClient, Hint, Notice
 from serve_app.backend import Refused
-from tests.serve_app.admission_in_process import AdmissionInProcess
+from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
 
 
 def request(request_id: str = "r", tenant: str = "acme", attempt: int = 0) -> RequestInfo:
@@ -193,13 +193,25 @@ async def test_silence_is_measured_from_the_last_answer(
     await until(lambda: client.silence_s > 0.3)
 
 
-async def test_a_hint_is_handed_on(admission: AdmissionInProcess) -> None:
-    hints: list[Hint] = []
-    client = AdmissionClient("ingress", admission.sync, admission.watch, hints.append)
+async def test_a_notice_is_handed_on(admission: AdmissionInProcess) -> None:
+    notice = Notice((1, 1), ("a", "b"), TENANTS)
+    hints = [Hint(news=True), Hint(notice=notice)]
+
+    async def watch() -> Hint:
+        return hints.pop(0) if hints else await admission.watch()
+
+    notices: list[Notice] = []
+    client = AdmissionClient("ingress", admission.sync, watch, notices.append)
     client.start()
-    admission.offer("a", 1)
-    await until(lambda: hints == [Hint(news=True)])
+    await until(lambda: notices == [notice])
     await client.close()
+
+
+async def test_a_client_that_has_stopped_is_unhealthy(client: AdmissionClient) -> None:
+    client.check()
+    await client.close()
+    with pytest.raises(RuntimeError, match="stopped"):
+        client.check()
 
 
 async def test_a_restarted_admission_learns_what_runs(

@@ -45,6 +45,7 @@ class Site:
         await self.wait_ready()
 
     async def wait_ready(self) -> None:
+        """Every ingress is ready; the proxy picks one for each call."""
         async with self.http() as client:
             await until(lambda: _is_ready(client), 60)
 
@@ -92,7 +93,8 @@ async def until(condition: Callable[[], Awaitable[object]], seconds: float = 15.
 
 
 async def _is_ready(client: httpx.AsyncClient) -> bool:
-    return (await client.get("/ready")).status_code == 200
+    answers = [await client.get("/ready") for _ in range(8)]
+    return all(answer.status_code == 200 for answer in answers)
 
 
 async def complete(client: openai.AsyncOpenAI, prompt: str, max_tokens: int = TOKENS) -> str:

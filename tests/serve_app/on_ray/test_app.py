@@ -77,7 +77,8 @@ async def test_clients_that_leave_leave_nothing_behind(site: Site) -> None:
 
     async def leave(index: int) -> None:
         async with site.http() as client:
-            body = {"model": MODEL, "prompt": "x", "max_tokens": 3000, "stream": index % 2 == 0}
+            body = {"model": MODEL, "prompt": "x", "max_tokens": 9000, "ignore_eos": True}
+            body["stream"] = index % 2 == 0
             call = asyncio.create_task(client.post("/v1/completions", json=body))
             await asyncio.sleep(0.02 * index)
             call.cancel()
@@ -89,30 +90,16 @@ async def test_clients_that_leave_leave_nothing_behind(site: Site) -> None:
     assert await succeeded(site) == before
 
 
-async def test_an_engine_that_dies_fails_what_it_ran_and_is_replaced(site: Site) -> None:
-    """C19: whoever has seen a token gets an error, never a short answer that looks whole."""
+@pytest.mark.parametrize("part", ["engine", "actor"])
+async def test_a_replica_that_is_killed_costs_no_client_anything(site: Site, part: str) -> None:
+    """Its streams go on at the other one, and read as if nothing had happened."""
     async with site.openai() as client:
-        calls = [asyncio.create_task(long_stream(client, prompt, 600)) for prompt in PROMPTS[:8]]
+        undisturbed = await asyncio.gather(*(long_stream(client, p, 300) for p in PROMPTS[:8]))
+        calls = [asyncio.create_task(long_stream(client, p, 300)) for p in PROMPTS[:8]]
         await until(lambda: runs(site, 8))
         await asyncio.sleep(0.1)
-        kill(engines()[0])
-        results = await asyncio.gather(*calls, return_exceptions=True)
-    errors = [result for result in results if isinstance(result, BaseException)]
-    assert all(isinstance(error, openai.APIError) for error in errors), errors
-    assert 1 <= len(errors) <= 7
-    assert all(len(result) > 0 for result in results if isinstance(result, str))
-
-
-async def test_a_replica_that_is_killed_costs_no_request_that_has_not_begun(
-    site: Site, expected: dict[str, str]
-) -> None:
-    async with site.openai() as client:
-        calls = [asyncio.create_task(complete(client, prompt)) for prompt in PROMPTS]
-        await asyncio.sleep(0.02)
-        kill(actors("Replica")[0])
-        results = await asyncio.gather(*calls, return_exceptions=True)
-    for prompt, result in zip(PROMPTS, results, strict=True):
-        assert result == expected[prompt] or isinstance(result, openai.APIError)
+        kill(engines()[0] if part == "engine" else actors("Replica")[0])
+        assert await asyncio.gather(*calls) == undisturbed
 
 
 async def test_service_goes_on_while_admission_restarts(
@@ -160,7 +147,7 @@ async def test_tenants_change_without_a_restart(site: Site, tmp_path: Path) -> N
         async with site.http(key) as client:
             return (await client.get("/v1/models")).status_code
 
-    before = actors("Admission") + actors("Ingress")
+    before = actors("") + engines()
     file = tmp_path / "tenants.yaml"
     file.write_text(f"tenants: [{{id: acme, keys: ['{digest('new-key')}']}}]")
     user_config = {"tenants": str(file), "revision": 1}
@@ -169,7 +156,7 @@ async def test_tenants_change_without_a_restart(site: Site, tmp_path: Path) -> N
     for _ in range(8):
         assert await status("new-key") == 200
         assert await status(KEY) == 401
-    assert actors("Admission") + actors("Ingress") == before
+    assert actors("") + engines() == before
     await site.deploy()
     assert await status(KEY) == 200
 
