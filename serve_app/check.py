@@ -1,8 +1,8 @@
 """Checks a Serve configuration file before anything starts: `python -m serve_app.check FILE`.
 
 Serve ignores a key that it does not know, so a misspelt option silently does nothing. Here it
-is an error, at every level. The module knows Serve's schema and our settings, and starts
-nothing.
+is an error, at every level; so is a model that cannot be served. The module knows Serve's
+schema and our settings, and starts nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from replica.loading import load_spec
 from serve_app.settings import AppConfig, TenantsSource
 
 BUILDER = "serve_app.app:build"
@@ -24,27 +25,32 @@ DEPLOYMENTS = ("Admission", "Ingress", "Replica")
 """What `BUILDER` builds, and a file may set options of."""
 
 
-def check_serve_config(path: Path) -> None:
-    """Raises ValueError with a line per mistake, OSError if a file cannot be read."""
+def check_serve_config(path: Path) -> list[AppConfig]:
+    """The settings of our applications in it. Raises ValueError with a line per mistake, OSError
+    if a file cannot be read."""
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     if mistakes := list(_unknown_keys(ServeDeploySchema, data, "")):
         raise ValueError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
     try:
-        for application in ServeDeploySchema.model_validate(data).applications:
-            if application.import_path == BUILDER:
-                _check_application(application)
+        return [
+            _check_application(application)
+            for application in ServeDeploySchema.model_validate(data).applications
+            if application.import_path == BUILDER
+        ]
     except ValidationError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in _sentences(error))) from None
 
 
-def _check_application(application: ServeApplicationSchema) -> None:
-    AppConfig.model_validate(application.args).tenants_source.load()
+def _check_application(application: ServeApplicationSchema) -> AppConfig:
+    config = AppConfig.model_validate(application.args)
+    config.tenants_source.load()
     for deployment in application.deployments:
         if deployment.name not in DEPLOYMENTS:
             known = ", ".join(DEPLOYMENTS)
             raise ValueError(f"there is no deployment {deployment.name}; there are {known}")
         if isinstance(deployment.user_config, dict):
             TenantsSource.model_validate(deployment.user_config).load()
+    return config
 
 
 def _sentences(error: ValidationError) -> Iterator[str]:
@@ -84,7 +90,8 @@ def _model_within(annotation: Any) -> type[BaseModel] | None:
 def main() -> None:
     for name in sys.argv[1:]:
         try:
-            check_serve_config(Path(name))
+            for config in check_serve_config(Path(name)):
+                load_spec(config.engine.model, config.engine.revision)
         except (OSError, ValueError) as error:
             sys.exit(str(error))
         print(f"{name}: fine")
