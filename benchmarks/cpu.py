@@ -48,9 +48,7 @@ async def engine(runs: int, dtype: str) -> dict[int, list[float]]:
             started = time.perf_counter()
             for number, prompt in enumerate(asked):
                 name = f"{count}.{run}.{number}"
-                client.send(
-                    Submit(request_id=name, prompt_ids=tuple(prompt), sampling=sampling)
-                )
+                client.send(Submit(request_id=name, prompt_ids=tuple(prompt), sampling=sampling))
             left = count
             async for report in client.events():
                 left -= sum(output.finish_reason is not None for output in report.outputs)
