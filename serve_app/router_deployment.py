@@ -78,8 +78,7 @@ class Admission:
         """
         sync = msgspec.msgpack.decode(data, type=Sync)
         reply = self._router.sync(sync)
-        self._tell()
-        self._news.discard(sync.ingress)
+        self._tell(answered=sync.ingress)
         return msgspec.msgpack.encode(reply)
 
     async def watch(self, ingress: str, version: tuple[int, int]) -> Hint:
@@ -124,9 +123,10 @@ class Admission:
         for watcher in self._watchers.values():
             watcher.set()
 
-    def _tell(self) -> None:
-        """Wake the watches of ingresses that have something to hear."""
+    def _tell(self, answered: str = "") -> None:
+        """Wake the watches of ingresses that have something to hear, other than by an answer."""
         self._news |= self._router.take_news()
+        self._news.discard(answered)
         for ingress in self._news & self._watchers.keys():
             self._watchers[ingress].set()
 
