@@ -14,21 +14,23 @@ from typing import Any
 import torch
 
 from benchmarks.workload import MODEL, TOKENS, prompts
+from replica.gguf_file import GGUFFile
 from replica.loading import gguf_path
 
 
 def load(dtype: str) -> Any:
-    """The model as dense weights of that type, as transformers computes fastest on a CPU."""
-    from transformers import AutoModelForCausalLM
+    """The model as dense weights of that type: left packed, each product would unpack them."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     path = gguf_path(MODEL)
     assert path is not None
-    model = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
-    if hasattr(model, "dequantize") and getattr(model, "is_quantized", False):
-        model = model.dequantize()
-    return model.to(getattr(torch, dtype)).eval()
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config.quantization_config = None
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    missing, unexpected = model.load_state_dict(dict(GGUFFile(str(path)).tensors()), strict=False)
+    assert set(missing) <= {"lm_head.weight"}, missing
+    assert not unexpected, unexpected
+    return model.eval()
 
 
 def padded(model: Any, asked: list[list[int]]) -> Callable[[], int]:

@@ -48,6 +48,29 @@ class Batch:
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
 
+    @property
+    def decodes_only(self) -> bool:
+        """Every row computes one token and samples the next."""
+        return len(self.samples) == self.num_tokens
+
+    @classmethod
+    def padding(cls, size: int, *, greedy: bool = True, filtered: bool = False) -> Batch:
+        """A step of `size` decode rows that belong to nobody: what a graph is captured with."""
+        rows = np.arange(size, dtype=np.int32)
+        return cls(
+            step=0,
+            rows=rows,
+            starts=np.zeros(size, np.int32),
+            lengths=np.ones(size, np.int32),
+            sequences=(),
+            samples=rows,
+            new_rows=rows[:0],
+            greedy=greedy,
+            filtered=filtered,
+            held=False,
+            constrained=False,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:

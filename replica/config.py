@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
+CPU_KV_TOKENS = 16384
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +21,23 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     dtype: DType = "bfloat16"
-    device: Literal["cpu"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     threads: int | None = None
     """CPU threads of a forward pass; by default all cores."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; by default what the model was trained for."""
     max_rows: int = 16
     """Most sequences in one step."""
-    kv_tokens: int = 16384
-    """Capacity of the KV pool in tokens."""
+    kv_tokens: int | None = None
+    """Capacity of the KV pool in tokens. By default 16384 on a CPU, and on a GPU what
+    `memory_fraction` leaves."""
+    memory_fraction: float = 0.9
+    """Share of the GPU's memory for weights, graphs, workspace and KV pool together."""
+    cuda_graphs: bool = True
+    """Capture decode steps as graphs at start. A CPU has none."""
+    graph_sizes: tuple[int, ...] | None = None
+    """Batch sizes that graphs are captured for; `max_rows` is always one of them. By default
+    a spacing that keeps padding low (`replica.graph_sizes`)."""
     block_size: int = 16
     """Tokens per KV block."""
     max_step_tokens: int = 512
@@ -43,17 +52,27 @@ class EngineConfig:
     def __post_init__(self) -> None:
         positive = ("max_rows", "kv_tokens", "block_size", "max_step_tokens")
         for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"engine.{name} must be at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"engine.{name} must be at least 1, not {value}")
+        if any(not 1 <= size <= self.max_rows for size in self.graph_sizes or ()):
+            raise ValueError(f"engine.graph_sizes must lie in [1, {self.max_rows}] (max_rows)")
+        if not 0 < self.memory_fraction < 1:
+            raise ValueError("engine.memory_fraction must lie between 0 and 1")
         if self.max_step_tokens < self.max_rows:
             raise ValueError(
                 f"engine.max_step_tokens ({self.max_step_tokens}) must be at least "
                 f"engine.max_rows ({self.max_rows}): every running row takes one token a step"
             )
-        if self.kv_tokens < self.block_size:
+        if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError("engine.kv_tokens must hold at least one block")
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks that sequences can own; the guard block is not among them."""
-        return self.kv_tokens // self.block_size
+        """KV blocks that sequences can own; the guard block is not among them.
+
+        Raises ValueError on a GPU while nobody has measured how many fit (`replica.memory`).
+        """
+        if self.kv_tokens is None and self.device == "cuda":
+            raise ValueError("engine.kv_tokens is not known before the GPU's memory was measured")
+        return (self.kv_tokens or CPU_KV_TOKENS) // self.block_size

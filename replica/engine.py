@@ -15,6 +15,7 @@ from replica.batch import StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import CostModel
 from replica.config import EngineConfig
+from replica.graph_pool import Graphs
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
 from replica.masks import AllowedTokens, MaskBuilder
@@ -54,6 +55,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] = (),
         cost: CostModel | None = None,
         device: Device | None = None,
+        graphs: Graphs | None = None,
         on_idle: Callable[[IOSlot], None] | None = None,
     ) -> None:
         """Raises ValueError if a sequence of `max_model_len` does not fit into the KV pool."""
@@ -81,8 +83,10 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             table_width=self.rows.block_table.shape[1],
             vocab_size=runner.vocab_size,
+            guard=guard,
+            block_size=config.block_size,
         )
-        self.pipeline = Pipeline(runner, self.rows, sizes, device or HostDevice(), on_idle)
+        self.pipeline = Pipeline(runner, self.rows, sizes, device or HostDevice(), on_idle, graphs)
         self.masks = MaskBuilder(self.rows)
         self.idle = IdleMeter(time.perf_counter_ns())
         self.watchdog = Watchdog(self.stats)
@@ -209,6 +213,7 @@ class Engine:
     def stats(self) -> Stats:
         self.idle.book_idle(time.perf_counter_ns())
         scheduler, counts = self.scheduler, self.scheduler.counts
+        graphs = self.pipeline.graph_counts
         return Stats(
             running=self.rows.num_used,
             waiting=len(scheduler.waiting),
@@ -225,5 +230,8 @@ class Engine:
             bubble_s=self.idle.bubble_ns / 1e9,
             starved_s=self.idle.starved_ns / 1e9,
             spare_s=self.idle.spare_ns / 1e9,
-            host_s=time.thread_time(),
+            host_s=time.thread_time() - self.pipeline.waiting_s,
+            graph_replays=graphs["replays"],
+            eager_parts=graphs["eager"],
+            padding_rows=graphs["padding"],
         )

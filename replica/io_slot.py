@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from replica.batch import Batch
+from replica.batch import Batch, Int32s
 from replica.rows import Rows
 from replica.sequence import MAX_STOP_IDS, Bits
+from replica.stream import Device
 
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -38,6 +39,14 @@ class Sizes:
     max_step_tokens: int
     table_width: int
     vocab_size: int
+    guard: int = 0
+    """Block that no sequence owns."""
+    block_size: int = 1
+
+    @property
+    def guard_row(self) -> int:
+        """Row of the sampler's state that no sequence owns."""
+        return self.max_rows
 
 
 def input_layout(sizes: Sizes) -> Layout:
@@ -54,11 +63,15 @@ def input_layout(sizes: Sizes) -> Layout:
         "new_rows": (torch.int64, rows),
         "row_ints": (torch.int64, (sizes.max_rows, FIRST_STOP_ID + MAX_STOP_IDS)),
         "row_floats": (torch.float32, (sizes.max_rows, 2)),
+        "query_starts": (torch.int32, (sizes.max_rows + 1,)),  # first token of each row
+        "context_lens": (torch.int32, rows),  # tokens of each row in the pool after the step
         "block_tables": (torch.int32, (sizes.max_rows, sizes.table_width)),
     }
 
 
-def packed(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+def packed(
+    layout: Layout, device: torch.device | None = None, *, pinned: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
     """One uint8 buffer and a view of it per field."""
     offsets: dict[str, tuple[int, int]] = {}
     size = 0
@@ -66,7 +79,7 @@ def packed(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
         length = dtype.itemsize * math.prod(shape)
         offsets[name] = (size, length)
         size += -(-length // _ALIGNMENT) * _ALIGNMENT
-    buffer = torch.zeros(size, dtype=torch.uint8)
+    buffer = torch.zeros(size, dtype=torch.uint8, device=device, pin_memory=pinned)
     views = {
         name: buffer[start : start + length].view(layout[name][0]).view(layout[name][1])
         for name, (start, length) in offsets.items()
@@ -74,30 +87,73 @@ def packed(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
     return buffer, views
 
 
+def _spread(batch: Batch, last: Int32s) -> tuple[Int32s, Int32s]:
+    """Row and position of every token of the step. last: index of each row's last token."""
+    row = np.repeat(batch.rows, batch.lengths)
+    before = batch.starts + batch.lengths - 1 - last  # from a token's index to its position
+    position = np.arange(len(row), dtype=np.int32) + np.repeat(before, batch.lengths)
+    return row, position
+
+
 class IOSlot:
     """One of the two buffer sets. `device` views are what the forward pass may read."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        layout = input_layout(sizes)
-        self._host_buffer, host = packed(layout)
-        self._device_buffer, self.device = packed(layout)
+    def __init__(self, sizes: Sizes, device: Device) -> None:
+        layout, memory, pinned = input_layout(sizes), device.memory, device.pinned
+        self._sizes = sizes
+        self._host_buffer, host = packed(layout, pinned=pinned)
+        self._device_buffer, self.device = packed(layout, memory)
         self._host = {name: view.numpy() for name, view in host.items()}
-        self.sampled = torch.zeros(sizes.max_rows, dtype=torch.int64)
+        self._numbers = np.arange(sizes.max_rows + 1, dtype=np.int32)
+        rows = sizes.max_rows
+        self.sampled = torch.zeros(rows, dtype=torch.int64, device=memory)
         """[R] ids sampled by the step, on the device: static, since D2H still reads it while
         the other slot's step computes."""
-        self._host_sampled = torch.zeros(sizes.max_rows, dtype=torch.int64)
-        mask_shape = (sizes.max_rows, -(-sizes.vocab_size // 8))
-        self._host_mask = torch.zeros(mask_shape, dtype=torch.uint8)
-        self.mask = torch.zeros(mask_shape, dtype=torch.uint8)
+        self._host_sampled = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
+        mask = (rows, -(-sizes.vocab_size // 8))
+        self._host_mask = torch.zeros(mask, dtype=torch.uint8, pin_memory=pinned)
+        self.mask = torch.zeros(mask, dtype=torch.uint8, device=memory)
         """[R, V/8] allowed tokens of each sampling row, bits in little order."""
-        self.logits: Tensor | None = None
-        """Handed from forward to sampling, both on the compute stream."""
+        self.pad_rows(0, rows)
+        self.pad_samples(0, rows)
 
-    def fill(self, batch: Batch, rows: Rows) -> None:
-        """CPU: lay the step out in the host buffer."""
-        self._fill_tokens(batch, rows)
-        self._fill_samples(batch)
+    def fill(self, batch: Batch, rows: Rows, padded: int) -> None:
+        """CPU: lay the step out in the host buffer, with `padded` sampling rows, at least S.
+
+        A step of decode rows alone is padded as a whole.
+        """
+        count, ends = len(batch.samples), batch.starts + batch.lengths
+        if batch.decodes_only:
+            last = self._numbers[:count]
+            self._fill_tokens(rows, batch.rows, batch.starts)
+            self.pad_rows(count, padded)
+        else:
+            last = np.cumsum(batch.lengths, dtype=np.int32) - 1
+            self._fill_tokens(rows, *_spread(batch, last))
+        self._fill_rows(batch, rows, last, ends)
+        self._fill_samples(batch, last, ends)
         self._fill_new_rows(batch, rows)
+        self.pad_samples(count, padded)
+
+    def pad_rows(self, first: int, last: int) -> None:
+        """CPU: make rows `first` to `last` decode rows, each a sequence of one token that lives
+        in the guard block: finite whatever the pool holds, and read by nobody."""
+        host, guard = self._host, self._sizes.guard
+        rows = slice(first, last)
+        host["token_ids"][rows] = 0
+        host["carried_from"][rows] = -1
+        host["positions"][rows] = 0
+        host["slot_mapping"][rows] = guard * self._sizes.block_size
+        host["query_starts"][first + 1 : last + 1] = self._numbers[first + 1 : last + 1]
+        host["context_lens"][rows] = 1
+        host["block_tables"][rows, 0] = guard
+
+    def pad_samples(self, first: int, last: int) -> None:
+        """CPU: sampling rows whose results nobody reads, and whose state is the guard row's."""
+        samples, host = slice(first, last), self._host
+        host["sample_index"][samples] = self._numbers[samples]
+        host["sample_rows"][samples] = self._sizes.guard_row
+        host["sample_positions"][samples] = 0
 
     def upload(self) -> None:
         """H2D stream: the only writer of the device inputs."""
@@ -128,32 +184,37 @@ class IOSlot:
         self.sampled.fill_(-(2**40))
         self._host_sampled.fill_(-(2**40))
 
-    def _fill_tokens(self, batch: Batch, rows: Rows) -> None:
-        lengths = batch.lengths
-        count = int(lengths.sum())
-        row = np.repeat(batch.rows, lengths)
-        first = np.repeat(np.cumsum(lengths) - lengths, lengths)
-        position = np.arange(count, dtype=np.int32) - first + np.repeat(batch.starts, lengths)
-        size = rows.block_size
-        host = self._host
+    def _fill_tokens(self, rows: Rows, row: Int32s, position: Int32s) -> None:
+        """row, position: [T] of each token."""
+        host, count, size = self._host, len(row), rows.block_size
         host["token_ids"][:count] = rows.tokens[row, position]
         host["carried_from"][:count] = np.where(position >= rows.known[row], row, -1)
         host["positions"][:count] = position
-        blocks = rows.block_table[row, position // size].astype(np.int64)
-        host["slot_mapping"][:count] = blocks * size + position % size
-        width = -(-int((batch.starts + lengths).max()) // size)
-        host["block_tables"][: len(lengths), :width] = rows.block_table[batch.rows, :width]
+        number, offset = np.divmod(position, size)
+        host["slot_mapping"][:count] = (
+            rows.block_table[row, number].astype(np.int64) * size + offset
+        )
 
-    def _fill_samples(self, batch: Batch) -> None:
-        count = len(batch.samples)
-        ends = batch.starts + batch.lengths
-        self._host["sample_index"][:count] = (np.cumsum(batch.lengths) - 1)[batch.samples]
-        self._host["sample_rows"][:count] = batch.rows[batch.samples]
-        self._host["sample_positions"][:count] = ends[batch.samples]
+    def _fill_rows(self, batch: Batch, rows: Rows, last: Int32s, ends: Int32s) -> None:
+        """last: [B] index of each row's last token. ends: [B] tokens in the pool afterwards."""
+        host, count = self._host, len(ends)
+        width = -(-int(ends.max()) // rows.block_size)
+        host["block_tables"][:count, :width] = rows.block_table[batch.rows, :width]
+        host["query_starts"][0] = 0
+        np.add(last, 1, out=host["query_starts"][1 : count + 1])
+        host["context_lens"][:count] = ends
+
+    def _fill_samples(self, batch: Batch, last: Int32s, ends: Int32s) -> None:
+        host, count, samples = self._host, len(batch.samples), batch.samples
+        host["sample_index"][:count] = last[samples]
+        host["sample_rows"][:count] = batch.rows[samples]
+        host["sample_positions"][:count] = ends[samples]
 
     def _fill_new_rows(self, batch: Batch, rows: Rows) -> None:
         """Parameters change when a row changes hands, and travel with the next step only."""
         count = len(batch.new_rows)
+        if not count:
+            return
         self._host["new_rows"][:count] = batch.new_rows
         ints, floats = self._host["row_ints"], self._host["row_floats"]
         ints[:count, FIRST_STOP_ID:] = rows.stop_ids[batch.new_rows]

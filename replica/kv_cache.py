@@ -34,3 +34,30 @@ class KVCache:
         slots = (num_blocks + 1) * block_size
         shape = (spec.num_layers, slots, 2, spec.num_kv_heads, spec.head_dim)
         self.layers = torch.empty(shape, dtype=dtype, device=device)
+
+
+class BlockedKVCache:
+    """Keys and values of every layer, by block and head, as GPUs like it: the keys of one head in
+    one block are one stretch of memory, which a thread block streams through.
+
+    `layers` is [num_layers, 2, num_blocks + 1, num_kv_heads, block_size, head_dim], keys before
+    values. The last block is the guard block. Nothing is initialised, as in `KVCache`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (spec.num_layers, 2, num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
+        self.layers = torch.empty(shape, dtype=dtype, device=device)
+
+
+def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:
+    """Memory of one block over all layers, in either layout."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * block_size * dtype.itemsize

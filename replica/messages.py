@@ -116,7 +116,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     starved_s: float = 0.0
     spare_s: float = 0.0
     host_s: float = 0.0
-    """CPU time of the step loop: schedule, fill, launch, update."""
+    """CPU time of the step loop: schedule, fill, launch, update; not of waiting for results."""
+    graph_replays: int = 0
+    """Forward and sampling count apart; so do the next two."""
+    eager_parts: int = 0
+    """Parts of steps that ran without a graph."""
+    padding_rows: int = 0
+    """Rows of replays that belonged to no sequence."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

@@ -9,20 +9,29 @@
 Nothing else needs an event: `launch(N+2)` follows `collect(N)`, and that implies that the
 upload, the forward and the download of step N are over, so slot S is free to be filled again.
 The pipeline knows neither requests nor models; it is the same code over CUDA and host streams.
+
+What persists between steps (logits, the sampler's state) is single and belongs to the compute
+stream alone. With graphs, forward and sampling are replayed where their shape was recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import torch
 
 from replica.batch import Batch, StepOutput
+from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
 from replica.io_slot import IOSlot, Sizes
 from replica.masks import MaskBuilder
 from replica.rows import Rows
 from replica.runner import ModelRunner
 from replica.sampler import Sampler
-from replica.stream import Device, Event
+from replica.stream import Device, Event, Work
 
 RING = 4
 """Steps whose timing events are kept: those of step N are read after N+1 was launched."""
@@ -49,6 +58,7 @@ class Timing:
 class _Lane:
     """A slot and its events."""
 
+    index: int
     slot: IOSlot
     h2d_done: Event
     mask_done: Event
@@ -69,35 +79,55 @@ class Pipeline:
         sizes: Sizes,
         device: Device,
         on_idle: Callable[[IOSlot], None] | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         self.in_flight: Batch | None = None
+        self.waiting_s = 0.0
+        """CPU time that waiting for results took: a driver may spin."""
         self._on_idle = on_idle
         self._runner = runner
         self._rows = rows
-        self._sampler = Sampler(sizes.max_rows, sizes.vocab_size)
+        self._device = device
+        self._graphs: Graphs = graphs or NoGraphs()
+        self._sampler = Sampler(sizes.max_rows, sizes.vocab_size, device.memory)
+        self._logits = torch.zeros(sizes.max_rows, sizes.vocab_size, device=device.memory)
+        """float32 [R, V], from forward to sampling. Static, so that either may be a replay."""
         self._h2d, self._compute, self._d2h = (
             device.stream(name) for name in ("h2d", "compute", "d2h")
         )
         h2d, compute, d2h = self._h2d, self._compute, self._d2h
         self._lanes = [
             _Lane(
-                IOSlot(sizes),
+                index,
+                IOSlot(sizes, device),
                 h2d_done=device.event(h2d),
                 mask_done=device.event(h2d),
                 compute_done=device.event(compute),
                 d2h_done=device.event(d2h),
             )
-            for _ in range(2)
+            for index in range(2)
         ]
         self._timings = [
             Timing(
-                start=device.event(compute),
-                forward_end=device.event(compute),
-                sampling_start=device.event(compute),
-                end=device.event(compute),
+                start=device.event(compute, timed=True),
+                forward_end=device.event(compute, timed=True),
+                sampling_start=device.event(compute, timed=True),
+                end=device.event(compute, timed=True),
             )
             for _ in range(RING)
         ]
+        device.settle()
+
+    def capture(self) -> None:
+        """Record the graphs, before the first step or while none is in flight: again, if weights
+        or the KV pool have moved. Raises CaptureFailed."""
+        for lane in self._lanes:
+            self._h2d.run(lane.slot.upload)  # all padding so far
+            lane.h2d_done.record()
+            lane.h2d_done.block(self._compute)
+        self._compute.run(lambda: self._graphs.capture(dict(self._captures())))
+        self._lanes[0].compute_done.record()
+        self._lanes[0].compute_done.synchronize()
 
     def launch(self, batch: Batch | None) -> None:
         """Enqueue a step up to its result, or up to its logits if a row is constrained."""
@@ -106,16 +136,17 @@ class Pipeline:
             return
         lane, timing = self._lanes[batch.step % 2], self._timings[batch.step % RING]
         slot = lane.slot
-        slot.fill(batch, self._rows)
-        self._h2d.run(slot.upload)
-        # Producer: upload. Consumer: forward. Else it would read the inputs of step N-2.
-        lane.h2d_done.record()
-        lane.h2d_done.block(self._compute)
-        timing.start.record()
-        self._compute.run(lambda: self._forward(batch, slot))
-        timing.split = batch.constrained
-        if not batch.constrained:
-            self._sample(batch, lane, timing)
+        with self._device.span(f"launch {batch.step}"):
+            slot.fill(batch, self._rows, self._graphs.padded(len(batch.samples)))
+            self._h2d.run(slot.upload)
+            # Producer: upload. Consumer: forward. Else it would read the inputs of step N-2.
+            lane.h2d_done.record()
+            lane.h2d_done.block(self._compute)
+            timing.start.record()
+            self._compute.run(lambda: self._compute_logits(batch, lane))
+            timing.split = batch.constrained
+            if not batch.constrained:
+                self._sample(batch, lane, timing)
 
     def finish(self, batch: Batch | None, masks: MaskBuilder) -> None:
         """Constrained rows: build the masks while the forward runs, then enqueue the rest.
@@ -126,7 +157,8 @@ class Pipeline:
             return
         lane, timing = self._lanes[batch.step % 2], self._timings[batch.step % RING]
         timing.forward_end.record()
-        masks.fill(batch, lane.slot.host_mask())
+        with self._device.span(f"masks {batch.step}"):
+            masks.fill(batch, lane.slot.host_mask())
         self._h2d.run(lane.slot.upload_mask)
         # Producer: mask upload. Consumer: sampling. Else it would use the mask of step N-2.
         lane.mask_done.record()
@@ -140,13 +172,21 @@ class Pipeline:
             return None
         lane = self._lanes[batch.step % 2]
         # Producer: download. Consumer: this thread. Else it would read the ids of step N-2.
-        lane.d2h_done.synchronize()
+        with self._device.span(f"wait {batch.step}"):
+            began = time.thread_time()
+            lane.d2h_done.synchronize()
+            self.waiting_s += time.thread_time() - began
         output = StepOutput(batch, lane.slot.results(len(batch.samples)))
         if self.in_flight is batch:
             self.in_flight = None
         if self._on_idle is not None:
             self._on_idle(lane.slot)
         return output
+
+    @property
+    def graph_counts(self) -> Mapping[str, int]:
+        """As `Graphs.counts`."""
+        return self._graphs.counts
 
     def timing(self, batch: Batch) -> list[tuple[int, int]]:
         """When the device computed a collected step: (start, end) pairs in ns."""
@@ -157,15 +197,22 @@ class Pipeline:
         for stream in (self._h2d, self._compute, self._d2h):
             stream.close()
 
+    def _compute_logits(self, batch: Batch, lane: _Lane) -> None:
+        self._sampler.admit_rows(batch, lane.slot.device)
+        key = self._forward_key(batch, lane)
+        self._graphs.run(key, len(batch.samples), lambda: self._forward(batch, lane.slot))
+
     def _forward(self, batch: Batch, slot: IOSlot) -> None:
-        self._sampler.admit_rows(batch, slot.device)
         input_ids = self._sampler.input_ids(batch, slot.device)
-        slot.logits = self._runner.forward(batch, input_ids, slot.device)
+        logits = self._runner.forward(batch, input_ids, slot.device)
+        self._logits[: len(logits)].copy_(logits)
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
-        slot = lane.slot
-        if len(batch.samples):
-            self._compute.run(lambda: self._choose(batch, slot))
+        slot, count = lane.slot, len(batch.samples)
+        if count:
+            key = self._sampling_key(batch, lane)
+            work = partial(self._choose, batch, slot)
+            self._compute.run(lambda: self._graphs.run(key, count, work))
         timing.end.record()
         # Producer: sampling. Consumer: download. Else it would fetch the ids of step N-2.
         lane.compute_done.record()
@@ -174,8 +221,37 @@ class Pipeline:
         lane.d2h_done.record()
 
     def _choose(self, batch: Batch, slot: IOSlot) -> None:
-        logits, slot.logits = slot.logits, None
-        assert logits is not None, "sampling before the forward pass"
         count = len(batch.samples)
         mask = slot.mask[:count] if batch.constrained else None
+        logits = self._logits[:count]
         slot.sampled[:count] = self._sampler.sample(batch, slot.device, logits, mask)
+
+    def _captures(self) -> Iterator[tuple[GraphKey, Work]]:
+        """What is recorded. Large sizes come first: others then fit into their memory."""
+        for lane, size in product(self._lanes, sorted(self._graphs.sizes, reverse=True)):
+            for batch in (
+                Batch.padding(size),
+                Batch.padding(size, greedy=False),
+                Batch.padding(size, greedy=False, filtered=True),
+            ):
+                forward, sampling = self._forward_key(batch, lane), self._sampling_key(batch, lane)
+                assert forward is not None
+                assert sampling is not None
+                if batch.greedy:
+                    yield forward, partial(self._forward, batch, lane.slot)
+                yield sampling, partial(self._choose, batch, lane.slot)
+
+    def _forward_key(self, batch: Batch, lane: _Lane) -> GraphKey | None:
+        """None for steps with prompt chunks, whose shapes are too many to record."""
+        if not batch.decodes_only:
+            return None
+        return GraphKey("forward", lane.index, self._graphs.padded(len(batch.samples)))
+
+    def _sampling_key(self, batch: Batch, lane: _Lane) -> GraphKey | None:
+        """None where a row is held back or constrained: rare, and not worth twice the graphs."""
+        if batch.held or batch.constrained:
+            return None
+        kind: SamplingKind = (
+            "greedy" if batch.greedy else "filtered" if batch.filtered else "random"
+        )
+        return GraphKey("sampling", lane.index, self._graphs.padded(len(batch.samples)), kind)

@@ -7,6 +7,7 @@ each waking by milliseconds. Commands and reports pass over one local socket.
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -21,10 +22,13 @@ import zmq
 
 from replica.config import EngineConfig
 from replica.engine import Channel, Engine
+from replica.graph_pool import GraphPool, Graphs, NoGraphs
+from replica.graph_sizes import default_sizes
 from replica.loading import load_decoder, load_spec
 from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
-from replica.model import ModelSpec
+from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
+from replica.stream import Device, HostDevice
 from replica.warm_up import warm_up
 
 PR_SET_PDEATHSIG = 1
@@ -75,23 +79,65 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     return config.max_model_len
 
 
+def open_device(config: EngineConfig) -> Device:
+    """Raises ValueError if this machine has no such device."""
+    if config.device == "cpu":
+        return HostDevice()
+    if not torch.cuda.is_available():
+        raise ValueError("engine.device is 'cuda', but torch finds no CUDA device here")
+    from replica.cuda import CudaDevice
+
+    return CudaDevice()
+
+
+def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[EngineConfig, Graphs]:
+    """The configuration with a KV pool that fits, and what will hold the graphs."""
+    if config.device == "cpu":
+        return config, NoGraphs()
+    from replica.cuda import CudaDevice, CudaRecorder
+    from replica.memory import with_kv_pool
+
+    assert isinstance(device, CudaDevice)
+    wanted = config.graph_sizes or default_sizes(config.max_rows)
+    sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()
+    config = with_kv_pool(config, decoder, device, sizes)
+    return config, GraphPool(CudaRecorder(device), sizes, device.free_bytes)
+
+
 def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     """Load, warm up, and describe an engine. Raises ValueError where it cannot work."""
     started = time.perf_counter()
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     spec = load_spec(config.model, config.revision)
-    max_model_len = context_length(config, spec)
+    if config.kv_tokens is not None or config.device == "cpu":
+        context_length(config, spec)  # what cannot work fails before the weights are loaded
+    device = open_device(config)
     dtype = getattr(torch, config.dtype)
-    decoder = load_decoder(config.model, config.revision, dtype, torch.device(config.device))
+    decoder = load_decoder(config.model, config.revision, dtype, device.memory)
+    config, graphs = prepare(config, decoder, device)
+    max_model_len = context_length(config, spec)
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
 
     def make(channel: Channel, *, config: EngineConfig, **options: object) -> Engine:
-        return Engine(config, runner, channel, max_model_len=max_model_len, **options)  # type: ignore[arg-type]
+        return Engine(
+            config,
+            runner,
+            channel,
+            max_model_len=max_model_len,
+            device=device,
+            **options,  # type: ignore[arg-type]
+        )
 
     cost = warm_up(
         config, max_model_len, lambda replay: make(replay, config=replace(config, overlap=False))
     )
-    engine = make(channel, config=config, eos_token_ids=spec.eos_token_ids, cost=cost)
+    engine = make(
+        channel, config=config, eos_token_ids=spec.eos_token_ids, cost=cost, graphs=graphs
+    )
+    engine.pipeline.capture()
+    # What lives now lives on: a collection would walk through all of it in the middle of a step.
+    gc.collect()
+    gc.freeze()
     ready = Ready(
         model_type=spec.model_type,
         vocab_size=spec.vocab_size,
@@ -132,7 +178,8 @@ def main() -> None:
         config = msgspec.json.decode(settings, type=EngineConfig)
         engine, ready = build(config, channel)
         channel.send(ready)
-        engine.run()
+        with torch.inference_mode():
+            engine.run()
     except Exception as error:
         channel.send(Failed(reason=f"{error}" or type(error).__name__))
         channel.close()

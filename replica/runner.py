@@ -10,9 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from replica.attention import AttentionMetadata, PagedAttention
+from replica.attention import AttentionMetadata, paged_attention
 from replica.batch import Batch
-from replica.kv_cache import KVCache
 from replica.model import Decoder
 
 
@@ -35,8 +34,9 @@ class DecoderRunner:
         self.vocab_size = spec.vocab_size
         self._decoder = decoder
         weight = decoder.embedding
-        self.cache = KVCache(spec, num_blocks, block_size, weight.dtype, weight.device)
-        self._attention = PagedAttention(self.cache)
+        self.cache, self._attention = paged_attention(
+            spec, num_blocks, block_size, weight.dtype, weight.device
+        )
 
     def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         count = batch.num_tokens
@@ -45,6 +45,8 @@ class DecoderRunner:
             AttentionMetadata(
                 query_lens=batch.lengths.tolist(),
                 context_lens=contexts.tolist(),
+                query_starts=inputs["query_starts"][: len(contexts) + 1],
+                device_context_lens=inputs["context_lens"][: len(contexts)],
                 block_tables=inputs["block_tables"][: len(contexts)],
                 slot_mapping=inputs["slot_mapping"][:count],
             )

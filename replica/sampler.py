@@ -18,14 +18,18 @@ from replica.sequence import MAX_STOP_IDS
 
 
 class Sampler:
-    """Greedy, temperature, top-k, top-p; seeded; stop tokens held back; masks."""
+    """Greedy, temperature, top-k, top-p; seeded; stop tokens held back; masks.
 
-    def __init__(self, max_rows: int, vocab_size: int) -> None:
+    Its state has one row more than there are: the guard row, for padding.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: torch.device | None = None) -> None:
+        rows, ints = max_rows + 1, FIRST_STOP_ID + MAX_STOP_IDS
         self._vocab_size = vocab_size
-        self._last_token = torch.zeros(max_rows, dtype=torch.int64)
-        self._ints = torch.zeros((max_rows, FIRST_STOP_ID + MAX_STOP_IDS), dtype=torch.int64)
-        self._floats = torch.zeros((max_rows, 2), dtype=torch.float32)
-        self._bit = torch.arange(8, dtype=torch.uint8)
+        self._last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._ints = torch.zeros((rows, ints), dtype=torch.int64, device=device)
+        self._floats = torch.zeros((rows, 2), dtype=torch.float32, device=device)
+        self._bit = torch.arange(8, dtype=torch.uint8, device=device)
 
     def input_ids(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Tensor:
         """int64 [T]: ids known to the CPU, and last tokens that only the device knows yet."""
@@ -37,6 +41,8 @@ class Sampler:
     def admit_rows(self, batch: Batch, inputs: Mapping[str, Tensor]) -> None:
         """Take over the parameters of rows that changed hands."""
         count = len(batch.new_rows)
+        if not count:
+            return
         rows = inputs["new_rows"][:count]
         self._ints[rows] = inputs["row_ints"][:count]
         self._floats[rows] = inputs["row_floats"][:count]
@@ -70,7 +76,7 @@ class Sampler:
         held = (positions < ints[:, HOLD_UNTIL])[:, None] & (stop_ids >= 0)
         # Ids that are not held are redirected to a column beyond the vocabulary's end.
         index = torch.where(held, stop_ids, self._vocab_size)
-        banned = torch.zeros(len(logits), self._vocab_size + 1, dtype=torch.bool)
+        banned = logits.new_zeros((len(logits), self._vocab_size + 1), dtype=torch.bool)
         banned.scatter_(1, index, True)
         logits.masked_fill_(banned[:, : self._vocab_size], -torch.inf)
 
@@ -91,12 +97,23 @@ def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions:
     # Subtract the maximum first: a tiny temperature then yields -inf, never inf - inf.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
     probabilities = scaled.softmax(dim=-1)
+    numbers = uniform(ints[:, SEED], ints[:, CHOICE], positions)
+    top_k, top_p = ints[:, TOP_K], floats[:, TOP_P]
+    if probabilities.is_cuda:
+        # Triton is installed where there is a GPU only.
+        from replica.triton_draw import draw
+
+        return draw(probabilities, top_k, top_p, numbers, filtered=batch.filtered)
     if batch.filtered:
-        probabilities = keep_most_likely(probabilities, ints[:, TOP_K], floats[:, TOP_P])
+        probabilities = keep_most_likely(probabilities, top_k, top_p)
+    return _invert(probabilities, numbers)
+
+
+def _invert(probabilities: Tensor, numbers: Tensor) -> Tensor:
+    """int64 [S]: where the cumulative probabilities of each row pass its number."""
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
-    number = uniform(ints[:, SEED], ints[:, CHOICE], positions)[:, None]
-    drawn = torch.searchsorted(cumulative, number * total, right=True)
+    drawn = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)
     # Rounding may lift number * total to the total: then the last possible token is meant.
     last = torch.searchsorted(cumulative, total)
     return torch.minimum(drawn, last)[:, 0]
@@ -128,7 +145,7 @@ def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
 
 def _largest_border(bits: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
     """int32 [S]: per row the largest b for which `enough(bits >= b)` holds; 0 always does."""
-    low = torch.zeros(len(bits), dtype=torch.int32)
+    low = bits.new_zeros(len(bits))
     for bit in range(29, -1, -1):  # probabilities are at most 1.0 = 0x3F800000
         candidate = low | (1 << bit)
         low = torch.where(enough(bits >= candidate[:, None]), candidate, low)

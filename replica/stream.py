@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
@@ -50,12 +51,24 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """Where streams, events and page-locked host memory come from."""
+    """Where streams, events and memory come from."""
 
-    def stream(self, name: str) -> Stream: ...
+    memory: torch.device
+    """Where weights, inputs and state live."""
+    pinned: bool
+    """Host buffers that streams copy from and to must be page-locked."""
 
-    def event(self, stream: Stream) -> Event:
-        """An event to be recorded on `stream` only."""
+    def stream(self, name: str) -> Stream:
+        """The stream of that name."""
+
+    def event(self, stream: Stream, *, timed: bool = False) -> Event:
+        """An event to be recorded on `stream` only. `time_ns` needs a timed one."""
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        """Names what is enqueued inside, for a profiler."""
+
+    def settle(self) -> None:
+        """Block until all work enqueued so far is done. For the start of an engine only."""
 
 
 class _Point:
@@ -140,12 +153,21 @@ def _await(point: _Point) -> None:
 class HostDevice:
     """Host threads as streams, for engines on a CPU."""
 
+    memory = torch.device("cpu")
+    pinned = False
+
     def __init__(self, delay: Work | None = None) -> None:
         self._delay = delay
 
     def stream(self, name: str) -> HostStream:
         return HostStream(name, self._delay)
 
-    def event(self, stream: Stream) -> HostEvent:
+    def event(self, stream: Stream, *, timed: bool = False) -> HostEvent:
         assert isinstance(stream, HostStream)
         return HostEvent(stream)
+
+    def span(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def settle(self) -> None:
+        """Host memory is there when its allocation returns."""

@@ -38,6 +38,9 @@ INTERNAL: dict[str, Any] = {
     "logging_config": {"enable_access_log": False},
 }
 
+ON_GPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0, "num_gpus": 1}}
+"""Ray hides the GPUs from an actor that asks for none."""
+
 
 def build(config: AppConfig) -> Application:
     """Serve checks `args` against `AppConfig` and calls this. Raises ValueError or OSError on
@@ -56,7 +59,7 @@ def build(config: AppConfig) -> Application:
         Replica,
         num_replicas=config.replicas,
         request_router_config=RequestRouterConfig(request_router_class=Placement),
-        **INTERNAL,
+        **(INTERNAL | ON_GPU if config.engine.device == "cuda" else INTERNAL),
     ).bind(config.engine, config.lookahead_credits, admission)
     ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON)
     return ingresses.bind(config, admission, replicas)

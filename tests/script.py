@@ -92,7 +92,8 @@ class Bench:
     """An engine on the test's bench, stepped by the test."""
 
     def __init__(self, runner: Any, *, max_model_len: int = 64, **options: Any) -> None:
-        names = EngineConfig.__dataclass_fields__.keys() & options.keys()
+        # `device` names a kind of device in the settings, and is one here.
+        names = (EngineConfig.__dataclass_fields__.keys() - {"device"}) & options.keys()
         settings = {name: options.pop(name) for name in names}
         self.config = EngineConfig(
             **{"model": "test", "max_rows": 4, "kv_tokens": 512, "block_size": 4, **settings}

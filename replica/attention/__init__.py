@@ -1,10 +1,38 @@
 """Attention over the paged KV pool: one path for decode rows, prompt chunks and mixed steps.
 
 A back end knows token slots and the lengths of rows, nothing of models or scheduling. There is
-one for CPUs.
+one for CPUs and one, in Triton, for GPUs; each lays the pool out as its device likes it.
 """
 
-from replica.attention.cpu import PagedAttention
-from replica.attention.metadata import Attend, AttentionMetadata
+from __future__ import annotations
 
-__all__ = ["Attend", "AttentionMetadata", "PagedAttention"]
+from typing import TYPE_CHECKING
+
+import torch
+
+from replica.attention.cpu import PagedAttention
+from replica.attention.metadata import Attend, AttentionBackEnd, AttentionMetadata
+from replica.kv_cache import BlockedKVCache, KVCache
+
+if TYPE_CHECKING:
+    from replica.model import ModelSpec
+
+__all__ = ["Attend", "AttentionBackEnd", "AttentionMetadata", "PagedAttention", "paged_attention"]
+
+
+def paged_attention(
+    spec: ModelSpec,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[KVCache | BlockedKVCache, AttentionBackEnd]:
+    """A KV pool on `device`, and what attends over it there."""
+    if device.type == "cpu":
+        cache = KVCache(spec, num_blocks, block_size, dtype, device)
+        return cache, PagedAttention(cache)
+    # Triton is installed where there is a GPU only.
+    from replica.attention.triton_paged import TritonAttention
+
+    blocked = BlockedKVCache(spec, num_blocks, block_size, dtype, device)
+    return blocked, TritonAttention(blocked, spec.num_heads)

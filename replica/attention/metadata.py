@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -27,3 +27,15 @@ class AttentionMetadata:
     never looked at."""
     slot_mapping: Tensor
     """int64 [T] slot of the pool where each token's keys and values go."""
+    query_starts: Tensor | None = None
+    """int32 [R + 1] on the device: the first of the step's tokens of each row, then T. A GPU
+    needs it, and the next; a CPU reads the lists."""
+    device_context_lens: Tensor | None = None
+    """int32 [R] `context_lens`, on the device."""
+
+
+class AttentionBackEnd(Protocol):
+    """Binds the steps of an engine to its KV pool."""
+
+    def bind(self, metadata: AttentionMetadata) -> Attend:
+        """Prepare a step: the result serves each of its layers."""

@@ -63,7 +63,7 @@ def sample(
     sampler = Sampler(count, logits.shape[1])
     sampler.admit_rows(batch, inputs)
     ids = sampler.sample(batch, inputs, logits.clone(), mask)
-    assert torch.equal(sampler._last_token, ids)
+    assert torch.equal(sampler._last_token[:count], ids)
     chosen: list[int] = ids.tolist()
     return chosen
 

@@ -1,0 +1,127 @@
+"""An engine in this process, driven step by step, and what a window of its steps cost."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from replica.config import EngineConfig
+from replica.cuda import CudaDevice, CudaRecorder
+from replica.engine import Engine
+from replica.graph_pool import GraphPool
+from replica.messages import Command, Sampling, Stats, StepReport, Submit
+from replica.model import Decoder
+from replica.runner import DecoderRunner
+
+EDGE = 8
+"""Steps at either end of a window that are not counted."""
+
+
+class Recorder:
+    """A channel that feeds commands and keeps what comes back."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.stats: list[Stats] = []
+        self.tokens: dict[str, list[int]] = defaultdict(list)
+
+    def receive(self, timeout_s: float) -> Iterable[Command]:
+        commands, self.commands = self.commands, []
+        return commands
+
+    def send(self, report: StepReport) -> None:
+        self.stats.append(report.stats)
+        for output in report.outputs:
+            self.tokens[output.request_id] += output.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps in which all rows decoded."""
+
+    steps: int
+    step_ms: float
+    bubble_share: float
+    """Of wall time."""
+    host_ms: float
+    """CPU time of the step loop, per step."""
+    wall_s: float
+    """Of the whole run, prompts included."""
+    cpu_share: float
+    """CPU time of the process over wall time: 1 is one core."""
+    tokens: list[list[int]]
+
+
+class BenchEngine:
+    """A decoder, an engine over it, and its graphs."""
+
+    def __init__(
+        self, config: EngineConfig, runner: DecoderRunner, max_model_len: int, device: CudaDevice
+    ) -> None:
+        self.channel = Recorder()
+        self.graphs = GraphPool(CudaRecorder(device), (config.max_rows,), device.free_bytes)
+        self._runs = 0
+        self.engine = Engine(
+            config,
+            runner,
+            self.channel,
+            max_model_len=max_model_len,
+            device=device,
+            graphs=self.graphs,
+        )
+        self.engine.pipeline.capture()
+
+    def submit(self, prompt_tokens: int, tokens: int, *, seed: int = 0) -> int:
+        """One greedy request per row, prompts at random. Returns all prompt tokens."""
+        rows, random = self.engine.rows.max_rows, np.random.default_rng(seed)
+        for row in range(rows):
+            prompt = tuple(random.integers(0, 50_000, prompt_tokens).tolist())
+            sampling = Sampling(max_tokens=tokens, temperature=0.0)
+            name = f"{self._runs}.{row}"
+            self.channel.commands.append(
+                Submit(request_id=name, prompt_ids=prompt, sampling=sampling)
+            )
+        self._runs += 1
+        return rows * prompt_tokens
+
+    def prefill(self, prompt_tokens: int) -> None:
+        """Step until so many prompt tokens were computed since the engine's start."""
+        while not self.channel.stats or self.channel.stats[-1].prompt_tokens < prompt_tokens:
+            self.engine.advance()
+
+    def run(self, prompt_tokens: int, tokens: int) -> Window:
+        """All rows at once, to the end."""
+        self.channel.stats.clear()
+        self.channel.tokens.clear()
+        before = self.engine.scheduler.counts["prompt_tokens"]
+        began, cpu_s = time.perf_counter(), time.process_time()
+        total = before + self.submit(prompt_tokens, tokens)
+        self.engine.advance()
+        while self.engine.busy:
+            self.engine.advance()
+        wall_s = time.perf_counter() - began
+        cpu_share = (time.process_time() - cpu_s) / wall_s
+        decoding = [s for s in self.channel.stats if s.prompt_tokens == total][EDGE:-EDGE]
+        return self._window(decoding[0], decoding[-1], wall_s, cpu_share)
+
+    def _window(self, first: Stats, last: Stats, wall_s: float, cpu_share: float) -> Window:
+        steps = last.steps - first.steps
+        idle = [s.bubble_s + s.starved_s + s.spare_s for s in (first, last)]
+        span_s = last.busy_s - first.busy_s + idle[1] - idle[0]
+        return Window(
+            steps=steps,
+            step_ms=span_s / steps * 1e3,
+            bubble_share=(last.bubble_s - first.bubble_s) / span_s,
+            host_ms=(last.host_s - first.host_s) / steps * 1e3,
+            wall_s=wall_s,
+            cpu_share=cpu_share,
+            tokens=list(self.channel.tokens.values()),
+        )
+
+
+def make_runner(decoder: Decoder, config: EngineConfig) -> DecoderRunner:
+    return DecoderRunner(decoder, config.num_blocks, config.block_size)

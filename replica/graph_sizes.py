@@ -1,0 +1,55 @@
+"""Which batch sizes to capture graphs for. Arithmetic only.
+
+A step runs in the smallest captured size that holds it; what is beyond its rows is padding. More
+sizes mean less padding, and a longer start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+_SPACINGS = ((1, 1), (2, 2), (8, 4), (16, 8), (64, 16), (128, 32), (512, 64))
+"""(from this size on, a size every so many rows): less than a third of a step is padding."""
+
+
+def default_sizes(max_rows: int) -> tuple[int, ...]:
+    """Sizes up to `max_rows`, which is one of them even off the spacing."""
+    ends = [start for start, _ in _SPACINGS[1:]] + [max_rows + 1]
+    sizes = {max_rows}
+    for (start, every), end in zip(_SPACINGS, ends, strict=True):
+        sizes.update(range(start, min(end, max_rows + 1), every))
+    return tuple(sorted(sizes))
+
+
+def fitted_sizes(seen: Mapping[int, int], count: int, max_rows: int) -> tuple[int, ...]:
+    """The at most `count` sizes, `max_rows` among them, with the fewest padded rows.
+
+    seen: how many steps had each batch size. Dynamic programming over the sizes seen: an optimal
+    set has no other sizes, as lowering one to the next size seen below it pads less.
+    """
+    sizes = sorted({size for size in seen if size <= max_rows} | {max_rows})
+    steps = list(accumulate((seen.get(size, 0) for size in sizes), initial=0))
+    rows = list(accumulate((seen.get(size, 0) * size for size in sizes), initial=0))
+
+    def padding(first: int, last: int) -> int:
+        """Of all steps with sizes[first..last], run in sizes[last]."""
+        return sizes[last] * (steps[last + 1] - steps[first]) - (rows[last + 1] - rows[first])
+
+    # best[last]: fewest padded rows of steps up to sizes[last] with it as the largest, and how.
+    best: list[tuple[int, tuple[int, ...]]]
+    best = [(padding(0, last), (size,)) for last, size in enumerate(sizes)]
+    for _ in range(count - 1):
+        best = [
+            min(
+                best[last],
+                *(
+                    (best[below][0] + padding(below + 1, last), (*best[below][1], size))
+                    for below in range(last)
+                ),
+            )
+            if last
+            else best[last]
+            for last, size in enumerate(sizes)
+        ]
+    return best[-1][1]

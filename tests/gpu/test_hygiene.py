@@ -1,0 +1,91 @@
+"""No work outside the three streams, no pageable copy, no wait, no allocation in 50 steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from replica.gpu_trace import record
+from tests.gpu.engines import ROWS, bench
+from tests.script import submit
+
+STEPS = 50
+
+
+def decoding(runner, device, sizes, **options):
+    """An engine in the middle of decoding six rows."""
+    engine, _ = bench(runner, device, sizes, eos_token_ids=(), **options)
+    engine.send(*(submit(str(i), (3, i), max_tokens=150, ignore_eos=True) for i in range(6)))
+    engine.step(12)
+    return engine
+
+
+@pytest.mark.parametrize("sizes", [(ROWS,), ()], ids=["graphs", "eager"])
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
+def test_steady_steps_break_no_rule(runner, device, sizes, overlap):
+    engine = decoding(runner, device, sizes, overlap=overlap)
+    trace = record(device, engine.engine.advance, STEPS)
+    assert trace.violations() == []
+    assert len(trace.device) > 5 * STEPS
+    assert len(trace.streams) == 3
+    assert {event["args"]["stream"] for event in trace.device} == trace.streams
+    engine.run()
+    engine.close()
+
+
+def default_stream(device):
+    torch.ones(4, device=device.memory).add_(1)
+
+
+def item(device):
+    flag = torch.ones(1, device=device.memory)
+    device.stream("compute").run(flag.item)
+
+
+def pageable(device):
+    device.stream("h2d").run(lambda: torch.ones(4).to(device.memory, non_blocking=True))
+
+
+def settle(device):
+    device.settle()
+
+
+def allocate(device):
+    torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(2**21 * 37))
+    torch.cuda.empty_cache()
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (default_stream, "outside the three streams"),
+        (item, "a blocking call"),
+        (pageable, "a pageable copy"),
+        (settle, "a blocking call"),
+        (allocate, "an allocation"),
+    ],
+)
+def test_a_planted_fault_is_found(runner, device, plant, words):
+    engine = decoding(runner, device, (ROWS,))
+    plant(device)  # once unseen: first calls load modules
+
+    def step() -> None:
+        engine.engine.advance()
+        plant(device)
+
+    found = record(device, step, 10).violations()
+    assert any(words in violation for violation in found), found
+    engine.run()
+    engine.close()
+
+
+def test_memory_does_not_grow_over_ten_thousand_steps(runner, device):
+    engine = decoding(runner, device, (4, ROWS))
+    before = torch.cuda.memory_reserved(), device.free_bytes()
+    steps = engine.engine.scheduler.num_steps
+    while engine.engine.scheduler.num_steps < steps + 10_000:
+        number = engine.engine.scheduler.num_steps
+        engine.run(*(submit(f"{number}.{i}", (3, i), max_tokens=150) for i in range(5)))
+        engine.channel.reports.clear()
+    assert (torch.cuda.memory_reserved(), device.free_bytes()) == before
+    engine.close()
