@@ -19,7 +19,9 @@ from benchmarks.server import Server, serving
 WEIGHTS = {"demo-alice": 1, "demo-bob": 3}
 OPEN_REQUESTS = 32
 ANSWER_TOKENS = 40
-RAMP_S = 5.0
+RAMP_S = 20.0
+"""Whoever comes first fills the idle server; the other is then served until they are even."""
+ALONE_S = 10.0
 
 
 async def ask(client: AsyncOpenAI, model: str, number: int, tokens: int) -> int:
@@ -79,12 +81,12 @@ async def shares(server: Server, seconds: float) -> Counter[str]:
 async def late(server: Server) -> tuple[float, float]:
     """Bob's flood fills the queue; alice's first request comes late. (its seconds, bob's mean)"""
     flood = Flood(server, "demo-bob")
-    await asyncio.sleep(3 * RAMP_S)
+    await asyncio.sleep(ALONE_S)
     client = AsyncOpenAI(base_url=server.base_url, api_key="demo-alice", max_retries=0)
     started = time.monotonic()
     await ask(client, server.model, 0, ANSWER_TOKENS)
     waited = time.monotonic() - started
-    rate = len(flood.finished) / (3 * RAMP_S + waited)
+    rate = len(flood.finished) / (ALONE_S + waited)
     await flood.stop()
     await client.close()
     return waited, OPEN_REQUESTS / rate
