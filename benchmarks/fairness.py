@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 from openai import AsyncOpenAI
@@ -18,7 +19,9 @@ from benchmarks.server import Server, serving
 
 WEIGHTS = {"demo-alice": 1, "demo-bob": 3}
 OPEN_REQUESTS = 32
-ANSWER_TOKENS = 40
+ANSWER_TOKENS = (8, 16, 24, 32)
+"""Lengths of answers, in turn: equal ones would all end in the same step."""
+LATE_TOKENS = 40
 RAMP_S = 20.0
 """Whoever comes first fills the idle server; the other is then served until they are even."""
 ALONE_S = 10.0
@@ -61,8 +64,9 @@ class Flood:
         await self._client.close()
 
     async def _loop(self, number: int) -> None:
-        while True:
-            produced = await ask(self._client, self._model, number, ANSWER_TOKENS)
+        for turn in count(number):
+            length = ANSWER_TOKENS[turn % len(ANSWER_TOKENS)]
+            produced = await ask(self._client, self._model, number, length)
             self.finished.append((time.monotonic(), produced))
 
 
@@ -84,7 +88,7 @@ async def late(server: Server) -> tuple[float, float]:
     await asyncio.sleep(ALONE_S)
     client = AsyncOpenAI(base_url=server.base_url, api_key="demo-alice", max_retries=0)
     started = time.monotonic()
-    await ask(client, server.model, 0, ANSWER_TOKENS)
+    await ask(client, server.model, 0, LATE_TOKENS)
     waited = time.monotonic() - started
     rate = len(flood.finished) / (ALONE_S + waited)
     await flood.stop()
