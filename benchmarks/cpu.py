@@ -14,6 +14,7 @@ from pathlib import Path
 from openai import AsyncOpenAI
 from tqdm import tqdm
 
+from benchmarks.client import stream_tokens
 from benchmarks.report import Report, parser
 from benchmarks.server import Server, serving
 from benchmarks.workload import MODEL, TOKENS, prompts
@@ -63,27 +64,15 @@ async def http(server: Server, count: int, runs: int) -> list[float]:
     """Streams through the whole server, by the openai client. The first run is not counted."""
     client = AsyncOpenAI(base_url=server.base_url, api_key="demo-alice")
 
-    async def stream(prompt: list[int]) -> int:
-        events = await client.completions.create(
-            model=server.model,
-            prompt=prompt,
-            max_tokens=TOKENS,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-            extra_body={"ignore_eos": True},
-        )
-        tokens = 0
-        async for event in events:
-            if event.usage is not None:
-                tokens = event.usage.completion_tokens
-        return tokens
-
     asked = prompts(count)
     speeds = []
     for _ in range(runs + 1):
         started = time.perf_counter()
-        tokens = sum(await asyncio.gather(*map(stream, asked)))
+        tokens = sum(
+            await asyncio.gather(
+                *(stream_tokens(client, server.model, p, TOKENS, temperature=0) for p in asked)
+            )
+        )
         assert tokens == count * TOKENS, f"{tokens} tokens instead of {count * TOKENS}"
         speeds.append(tokens / (time.perf_counter() - started))
     return speeds[1:]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
+from benchmarks.client import stream_tokens
 from benchmarks.report import Report, parser
 from benchmarks.server import Server, serving
 
@@ -28,20 +29,7 @@ ALONE_S = 10.0
 
 
 async def ask(client: AsyncOpenAI, model: str, number: int, tokens: int) -> int:
-    """One streamed answer of exactly `tokens` tokens."""
-    events = await client.completions.create(
-        model=model,
-        prompt=f"Story number {number}:",
-        max_tokens=tokens,
-        stream=True,
-        stream_options={"include_usage": True},
-        extra_body={"ignore_eos": True},
-    )
-    produced = 0
-    async for event in events:
-        if event.usage is not None:
-            produced = event.usage.completion_tokens
-    return produced
+    return await stream_tokens(client, model, f"Story number {number}:", tokens)
 
 
 class Flood:

@@ -91,9 +91,9 @@ class EngineClient:
     async def close(self, grace_s: float = 2.0) -> None:
         """Ask the process to stop, then kill it."""
         self.send(Stop(drain=False))
-        try:
-            await asyncio.wait_for(asyncio.shield(self._exit), grace_s)
-        except asyncio.TimeoutError:
+        # Not wait_for: before Python 3.12 it can swallow a cancellation.
+        await asyncio.wait({self._exit}, timeout=grace_s)
+        if self.alive:
             self._process.kill()
             await self._exit
         self._socket.close(linger=0)

@@ -31,12 +31,14 @@ class KVCache:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        slots = (num_blocks + 1) * block_size
-        shape = (spec.num_layers, slots, 2, spec.num_kv_heads, spec.head_dim)
-        self.layers = torch.empty(shape, dtype=dtype, device=device)
+        self.layers = torch.empty(self._shape(spec), dtype=dtype, device=device)
+
+    def _shape(self, spec: ModelSpec) -> tuple[int, ...]:
+        slots = (self.num_blocks + 1) * self.block_size
+        return spec.num_layers, slots, 2, spec.num_kv_heads, spec.head_dim
 
 
-class BlockedKVCache:
+class BlockedKVCache(KVCache):
     """Keys and values of every layer, by block and head, as GPUs like it: the keys of one head in
     one block are one stretch of memory, which a thread block streams through.
 
@@ -44,18 +46,9 @@ class BlockedKVCache:
     values. The last block is the guard block. Nothing is initialised, as in `KVCache`.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        num_blocks: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        shape = (spec.num_layers, 2, num_blocks + 1, spec.num_kv_heads, block_size, spec.head_dim)
-        self.layers = torch.empty(shape, dtype=dtype, device=device)
+    def _shape(self, spec: ModelSpec) -> tuple[int, ...]:
+        block = (spec.num_kv_heads, self.block_size, spec.head_dim)
+        return spec.num_layers, 2, self.num_blocks + 1, *block
 
 
 def block_bytes(spec: ModelSpec, block_size: int, dtype: torch.dtype) -> int:

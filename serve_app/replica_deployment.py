@@ -50,7 +50,9 @@ class Replica:
         self._reports = background.start(self._report_forever(), "replica-report")
 
     async def __del__(self) -> None:
-        """Serve calls this once, when the last stream has ended."""
+        """Serve calls this once: when the last stream has ended, or `__init__` has failed."""
+        if not hasattr(self, "_reports"):
+            return  # no engine was started
         self._reports.cancel()
         await self._host.close()
 

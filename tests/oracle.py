@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import random
 from functools import cached_property
 
 import torch
 
 from replica.loading import load_decoder
 from replica.runner import DecoderRunner
+
+
+def prompts(seed: int, count: int = 16) -> list[tuple[int, ...]]:
+    """1 to 100 tokens; some share a prefix."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(256) for _ in range(60)]
+    made = []
+    for number in range(count):
+        own = [rng.randrange(256) for _ in range(rng.choice([1, 3, 4, 5, 8, 17, 40]))]
+        made.append(tuple(shared[: rng.choice([7, 16, 33, 60])] + own if number % 2 else own))
+    return made
 
 
 class Oracle:

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from replica.messages import Abort, Sampling, Submit
-from tests.gpu.engines import BLOCK, BLOCKS, CONTEXT, COUNT, ROWS, bench, prompts
-from tests.oracle import decoder_runner
+from tests.gpu.engines import BLOCK, BLOCKS, CONTEXT, COUNT, ROWS, bench
+from tests.oracle import decoder_runner, prompts
 from tests.script import Bench, submit
 
 

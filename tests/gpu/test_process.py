@@ -9,7 +9,8 @@ import pytest
 
 from replica.client import EngineClient, EngineFailed
 from replica.config import EngineConfig
-from tests.gpu.engines import COUNT, prompts
+from tests.gpu.engines import COUNT
+from tests.oracle import prompts
 from tests.script import submit
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from replica.messages import Abort, Sampling, Submit
 from tests.models import EOS_ID, save_tiny
-from tests.oracle import Oracle, decoder_runner
+from tests.oracle import Oracle, decoder_runner, prompts
 from tests.script import Bench, submit
 
 COUNT = 24
@@ -26,17 +26,6 @@ def oracle(request, tmp_path_factory) -> Oracle:
 @pytest.fixture(scope="module")
 def runner(oracle):
     return decoder_runner(oracle.folder, BLOCKS, BLOCK)
-
-
-def prompts(seed: int, count: int = 16) -> list[tuple[int, ...]]:
-    """1 to 100 tokens; some share a prefix."""
-    rng = random.Random(seed)
-    shared = [rng.randrange(256) for _ in range(60)]
-    made = []
-    for number in range(count):
-        own = [rng.randrange(256) for _ in range(rng.choice([1, 3, 4, 5, 8, 17, 40]))]
-        made.append(tuple(shared[: rng.choice([7, 16, 33, 60])] + own if number % 2 else own))
-    return made
 
 
 def bench(runner, **options) -> Bench:

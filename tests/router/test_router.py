@@ -8,90 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fair_queue import FairPolicy
 from router.messages import (
-    Ending,
     Grant,
     LeaseInfo,
     Outcome,
     Refusal,
-    ReplicaReport,
-    RequestInfo,
     Sync,
-    SyncReply,
 )
 from router.router import Router
-from router.snapshot import Snapshot
-from tests.router.world import Clock, World, assert_drained, tenants_of
-
-EPOCH = 7
-
-
-class Desk:
-    """A router, and one ingress that says exactly what a test tells it to."""
-
-    def __init__(self, slots: int = 0, grace_s: float = 0.0, **tenants: dict[str, object]) -> None:
-        self.clock = Clock()
-        self.router = Router(
-            tenants_of(**(tenants or {"a": {}})),
-            epoch=EPOCH,
-            policy=FairPolicy(burst=0.0),
-            clock=self.clock,
-            grace_s=grace_s,
-        )
-        self.sequence = 0
-        if slots:
-            self.report(slots)
-
-    def report(self, slots: int, replica: str = "r") -> None:
-        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000))
-
-    def sync(
-        self,
-        *waiting: RequestInfo,
-        leases: tuple[LeaseInfo, ...] = (),
-        endings: tuple[Ending, ...] = (),
-        ingress: str = "i",
-        epoch: int = EPOCH,
-        virtual_times: dict[str, float] | None = None,
-    ) -> SyncReply:
-        self.sequence += 1
-        return self.router.sync(
-            Sync(ingress, self.sequence, epoch, waiting, leases, endings, virtual_times or {})
-        )
-
-    def snapshot(self) -> Snapshot:
-        return self.router.snapshot()
-
-    def running(self, tenant: str = "a") -> int:
-        return self.snapshot().tenants[tenant].running
-
-    def queued(self, tenant: str = "a") -> int:
-        return self.snapshot().tenants[tenant].queued
-
-    def outcomes(self, tenant: str = "a") -> dict[Outcome, int]:
-        usage = self.snapshot().usage
-        return {k: n for k, n in usage[tenant].outcomes.items() if n} if tenant in usage else {}
-
-
-def info(request_id: str = "x", tenant: str = "a", attempt: int = 0) -> RequestInfo:
-    return RequestInfo(request_id, tenant, prompt_tokens=100, max_tokens=50, attempt=attempt)
-
-
-def infos(count: int, tenant: str = "a") -> list[RequestInfo]:
-    return [info(f"{tenant}{i}", tenant) for i in range(count)]
-
-
-def ending(of: RequestInfo, outcome: Outcome = Outcome.SUCCEEDED, produced: int = 5) -> Ending:
-    return Ending(of, outcome, produced, cached=0)
-
-
-def ids(reply: SyncReply) -> list[str]:
-    return [grant.request_id for grant in reply.grants]
-
-
-def refused(reply: SyncReply) -> list[str]:
-    return [refusal.request_id for refusal in reply.refusals]
+from tests.router.desk import EPOCH, Desk, ending, ids, info, infos, refused
+from tests.router.world import World, assert_drained, tenants_of
 
 
 def test_a_grant_is_repeated_until_the_request_shows_as_a_lease():
@@ -374,65 +300,6 @@ def test_a_lease_taken_up_from_a_grant_withdrawn_meanwhile_is_a_fact():
     assert leases == {"r": 1, "other": 0}
     desk.sync(endings=(ending(info()),))
     assert_drained(desk.router)
-
-
-def test_nothing_is_granted_during_the_grace():
-    desk = Desk(slots=1, grace_s=0.5)
-    assert desk.sync(info()).grants == ()
-    desk.clock.now += 0.4
-    desk.router.expire()
-    assert desk.router.take_news() == set()
-    desk.clock.now += 0.2
-    desk.router.expire()
-    assert desk.router.take_news() == {"i"}
-    assert ids(desk.sync(info())) == ["x"]
-
-
-def test_without_a_queue_a_request_is_refused_during_the_grace():
-    desk = Desk(slots=1, grace_s=0.5, a={"max_queued": 0})
-    assert refused(desk.sync(info())) == ["x"]
-
-
-def test_a_restarted_router_learns_leases_and_counters_and_charges_neither_again():
-    desk = Desk(slots=2, grace_s=0.5, a={}, b={})
-    lease = LeaseInfo(info("x"), "r", produced=8, cached=50)
-    reply = desk.sync(info("y"), leases=(lease,), epoch=3, virtual_times={"a": 500.0, "b": 480.0})
-    assert reply.epoch == EPOCH
-    assert reply.virtual_times == {"a": 500.0}
-    assert desk.running("a") == 1
-    assert desk.snapshot().virtual_time == 480.0
-    assert desk.snapshot().usage["a"].output_tokens == 0
-    desk.sync(info("y"), leases=(replace(lease, produced=10),))
-    assert desk.snapshot().tenants["a"].virtual_time == 500.0 + 2 * 2
-    desk.clock.now += 0.6
-    assert ids(desk.sync(info("y"), leases=(lease,))) == ["y"]
-
-
-def test_a_restarted_router_refuses_nothing_that_was_waiting():
-    desk = Desk(slots=1, grace_s=0.5, a={"max_queued": 1})
-    reply = desk.sync(*infos(3), epoch=3)
-    assert (reply.refusals, desk.queued()) == ((), 3)
-    assert refused(desk.sync(*infos(3), info("new"))) == ["new"]
-
-
-def test_a_restarted_router_books_endings_that_nobody_acknowledged():
-    desk = Desk(slots=1)
-    reply = desk.sync(endings=(ending(info(), produced=9),), epoch=3)
-    assert reply.settled == ("x",)
-    assert desk.outcomes() == {Outcome.SUCCEEDED: 1}
-    assert desk.snapshot().usage["a"].output_tokens == 0
-
-
-def test_work_that_an_ingress_started_by_itself_is_charged_in_full():
-    """While the router is away an ingress may reuse credits for what it already holds."""
-    desk = Desk(slots=1)
-    own = LeaseInfo(info("own"), "r", produced=4, cached=0)
-    desk.sync(leases=(own,))
-    assert desk.snapshot().tenants["a"].virtual_time == 100 + 2 * 4
-    assert ids(desk.sync(info("x"), leases=(own,))) == []
-    desk.sync(info("x"), endings=(ending(info("unheard-of"), produced=1),))
-    usage = desk.snapshot().usage["a"]
-    assert (usage.prompt_tokens, usage.output_tokens) == (300, 5)
 
 
 def test_replies_tell_the_counters_of_tenants_that_the_ingress_has():

@@ -11,29 +11,8 @@ import httpx
 import openai
 import pytest
 
+from tests.serve_app.asking import CHAT, HUGE, TEXT, chat, refused, text
 from tests.serve_app.text import TextBackend
-
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-HUGE = 2**63
-
-
-def chat(**fields: Any) -> dict[str, Any]:
-    return {"model": "text", "messages": [{"role": "user", "content": "hello"}], **fields}
-
-
-def text(**fields: Any) -> dict[str, Any]:
-    return {"model": "text", "prompt": "hello", **fields}
-
-
-def refused(reply: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error of a reply that has OpenAI's shape and is small."""
-    assert reply.status_code == status, reply.text
-    assert len(reply.content) <= 4096
-    error = reply.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
-    assert error["message"]
-    return error
 
 
 def test_the_sdk_reads_whole_answers(client: openai.OpenAI) -> None:
@@ -212,80 +191,6 @@ def test_an_unknown_model_is_not_found(http: httpx.Client, name: str | None) -> 
     refused(http.post(CHAT, json=no_model), 404)
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        [],
-        "",
-        [""],
-        [[]],
-        ["a", [1]],
-        [1, "a"],
-        [[1], 2],
-        [["a"]],
-        [-1],
-        [258],
-        [300],
-        [2**31],
-        [HUGE],
-        [True],
-        [1.5],
-        ["7x", 1],
-        ["a"] * 129,
-        ["a"] * 300_000,
-        None,
-        5,
-        {"a": 1},
-    ],
-)
-def test_a_bad_prompt_is_refused(http: httpx.Client, backend: TextBackend, prompt: object) -> None:
-    """C22, R17."""
-    error = refused(http.post(TEXT, json=text(prompt=prompt)))
-    assert error["param"].split(".")[0] == "prompt"
-    assert backend.generations == []
-
-
-def test_prompts_times_choices_are_bounded(http: httpx.Client) -> None:
-    """R17."""
-    assert http.post(TEXT, json=text(prompt=["a"] * 64, n=2)).status_code == 200
-    refused(http.post(TEXT, json=text(prompt=["a"] * 65, n=2)))
-
-
-def test_each_sequence_has_its_own_id_and_choice(http: httpx.Client, backend: TextBackend) -> None:
-    """R17: costs are charged per prompt."""
-    http.post(TEXT, json=text(prompt=[[97], [98, 99]], n=2, seed=-1))
-    sequences = sorted(backend.generations, key=lambda generation: generation.request_id)
-    assert len({generation.request_id for generation in sequences}) == 4
-    assert [s.prompt_ids for s in sequences] == [(97,), (97,), (98, 99), (98, 99)]
-    assert [s.sampling.choice for s in sequences] == [0, 1, 0, 1]
-    assert {s.sampling.seed for s in sequences} == {2**64 - 1}
-
-
-def test_seeds_are_drawn_per_prompt(http: httpx.Client, backend: TextBackend) -> None:
-    http.post(TEXT, json=text(prompt=["a", "a"], n=2))
-    seeds = [generation.sampling.seed for generation in backend.generations]
-    assert len(set(seeds)) == 2
-
-
-@pytest.mark.parametrize("asked", [None, 1, 2, 10**9])
-@pytest.mark.parametrize("length", [198, 199, 200, 201])
-def test_a_prompt_at_the_end_of_the_context(
-    http: httpx.Client, length: int, asked: int | None
-) -> None:
-    """C31. Rule: what the context has no room for is cut off from max_tokens."""
-    reply = http.post(TEXT, json=text(prompt=[97] * length, max_tokens=asked))
-    if length >= 200:
-        error = refused(reply)
-        assert error["code"] == "context_length_exceeded"
-        assert f"{length} tokens" in error["message"]
-        assert "200 tokens" in error["message"]
-        return
-    room = 200 - length
-    answer = reply.json()
-    assert answer["usage"]["completion_tokens"] == min(room, asked or 16)
-    assert answer["choices"][0]["finish_reason"] == "length"
-
-
 def test_an_unlimited_chat_answer_has_a_default(http: httpx.Client) -> None:
     """C31: min(default, room); the default of these tests is 50."""
     for length, expected in ((100, 50), (190, 10)):
@@ -298,32 +203,6 @@ def test_the_newer_name_of_max_tokens_goes_first(http: httpx.Client) -> None:
     assert reply.json()["usage"]["completion_tokens"] == 2
     error = refused(http.post(CHAT, json=chat(max_tokens=4, max_completion_tokens="2")))
     assert error["param"] == "max_completion_tokens"
-
-
-@pytest.mark.parametrize("asked", [None, 0, -1, "5", 1.5, True])
-def test_a_prompt_that_is_too_long_is_told_first(http: httpx.Client, asked: object) -> None:
-    """R16."""
-    long = [{"role": "user", "content": "a" * 300}]
-    for path, body in ((CHAT, chat(messages=long)), (TEXT, text(prompt="a" * 300))):
-        error = refused(http.post(path, json=body | {"max_tokens": asked}))
-        assert error["code"] == "context_length_exceeded"
-        assert "300 tokens" in error["message"]
-
-
-def test_echo_without_output_is_refused(http: httpx.Client) -> None:
-    """R05."""
-    assert refused(http.post(TEXT, json=text(echo=True, max_tokens=0)))["param"] == "max_tokens"
-
-
-@pytest.mark.parametrize("prompt", ["日本", list("日本".encode())])
-def test_echo_puts_the_prompt_first(http: httpx.Client, prompt: object) -> None:
-    reply = http.post(TEXT, json=text(prompt=prompt, echo=True, max_tokens=3))
-    assert reply.json()["choices"][0]["text"] == "日本日"
-
-
-def test_stop_strings_are_not_looked_for_in_the_echo(http: httpx.Client) -> None:
-    reply = http.post(TEXT, json=text(prompt="abc", echo=True, stop="bc"))
-    assert reply.json()["choices"][0]["text"] == "abca"
 
 
 @pytest.mark.parametrize("field", ["messages", "stop", "user", "model", "metadata"])

@@ -1,0 +1,86 @@
+"""A router with one ingress at its desk, for tests of single conversations."""
+
+from __future__ import annotations
+
+from router.fair_queue import FairPolicy
+from router.messages import (
+    Ending,
+    LeaseInfo,
+    Outcome,
+    ReplicaReport,
+    RequestInfo,
+    Sync,
+    SyncReply,
+)
+from router.router import Router
+from router.snapshot import Snapshot
+from tests.router.world import Clock, tenants_of
+
+EPOCH = 7
+
+
+class Desk:
+    """A router, and one ingress that says exactly what a test tells it to."""
+
+    def __init__(self, slots: int = 0, grace_s: float = 0.0, **tenants: dict[str, object]) -> None:
+        self.clock = Clock()
+        self.router = Router(
+            tenants_of(**(tenants or {"a": {}})),
+            epoch=EPOCH,
+            policy=FairPolicy(burst=0.0),
+            clock=self.clock,
+            grace_s=grace_s,
+        )
+        self.sequence = 0
+        if slots:
+            self.report(slots)
+
+    def report(self, slots: int, replica: str = "r") -> None:
+        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000))
+
+    def sync(
+        self,
+        *waiting: RequestInfo,
+        leases: tuple[LeaseInfo, ...] = (),
+        endings: tuple[Ending, ...] = (),
+        ingress: str = "i",
+        epoch: int = EPOCH,
+        virtual_times: dict[str, float] | None = None,
+    ) -> SyncReply:
+        self.sequence += 1
+        return self.router.sync(
+            Sync(ingress, self.sequence, epoch, waiting, leases, endings, virtual_times or {})
+        )
+
+    def snapshot(self) -> Snapshot:
+        return self.router.snapshot()
+
+    def running(self, tenant: str = "a") -> int:
+        return self.snapshot().tenants[tenant].running
+
+    def queued(self, tenant: str = "a") -> int:
+        return self.snapshot().tenants[tenant].queued
+
+    def outcomes(self, tenant: str = "a") -> dict[Outcome, int]:
+        usage = self.snapshot().usage
+        return {k: n for k, n in usage[tenant].outcomes.items() if n} if tenant in usage else {}
+
+
+def info(request_id: str = "x", tenant: str = "a", attempt: int = 0) -> RequestInfo:
+    return RequestInfo(request_id, tenant, prompt_tokens=100, max_tokens=50, attempt=attempt)
+
+
+def infos(count: int, tenant: str = "a") -> list[RequestInfo]:
+    return [info(f"{tenant}{i}", tenant) for i in range(count)]
+
+
+def ending(of: RequestInfo, outcome: Outcome = Outcome.SUCCEEDED, produced: int = 5) -> Ending:
+    return Ending(of, outcome, produced, cached=0)
+
+
+def ids(reply: SyncReply) -> list[str]:
+    return [grant.request_id for grant in reply.grants]
+
+
+def refused(reply: SyncReply) -> list[str]:
+    return [refusal.request_id for refusal in reply.refusals]

@@ -1,0 +1,70 @@
+"""A router that starts again, and learns everything from what ingresses show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.messages import (
+    LeaseInfo,
+    Outcome,
+)
+from tests.router.desk import EPOCH, Desk, ending, ids, info, infos, refused
+
+
+def test_nothing_is_granted_during_the_grace():
+    desk = Desk(slots=1, grace_s=0.5)
+    assert desk.sync(info()).grants == ()
+    desk.clock.now += 0.4
+    desk.router.expire()
+    assert desk.router.take_news() == set()
+    desk.clock.now += 0.2
+    desk.router.expire()
+    assert desk.router.take_news() == {"i"}
+    assert ids(desk.sync(info())) == ["x"]
+
+
+def test_without_a_queue_a_request_is_refused_during_the_grace():
+    desk = Desk(slots=1, grace_s=0.5, a={"max_queued": 0})
+    assert refused(desk.sync(info())) == ["x"]
+
+
+def test_a_restarted_router_learns_leases_and_counters_and_charges_neither_again():
+    desk = Desk(slots=2, grace_s=0.5, a={}, b={})
+    lease = LeaseInfo(info("x"), "r", produced=8, cached=50)
+    reply = desk.sync(info("y"), leases=(lease,), epoch=3, virtual_times={"a": 500.0, "b": 480.0})
+    assert reply.epoch == EPOCH
+    assert reply.virtual_times == {"a": 500.0}
+    assert desk.running("a") == 1
+    assert desk.snapshot().virtual_time == 480.0
+    assert desk.snapshot().usage["a"].output_tokens == 0
+    desk.sync(info("y"), leases=(replace(lease, produced=10),))
+    assert desk.snapshot().tenants["a"].virtual_time == 500.0 + 2 * 2
+    desk.clock.now += 0.6
+    assert ids(desk.sync(info("y"), leases=(lease,))) == ["y"]
+
+
+def test_a_restarted_router_refuses_nothing_that_was_waiting():
+    desk = Desk(slots=1, grace_s=0.5, a={"max_queued": 1})
+    reply = desk.sync(*infos(3), epoch=3)
+    assert (reply.refusals, desk.queued()) == ((), 3)
+    assert refused(desk.sync(*infos(3), info("new"))) == ["new"]
+
+
+def test_a_restarted_router_books_endings_that_nobody_acknowledged():
+    desk = Desk(slots=1)
+    reply = desk.sync(endings=(ending(info(), produced=9),), epoch=3)
+    assert reply.settled == ("x",)
+    assert desk.outcomes() == {Outcome.SUCCEEDED: 1}
+    assert desk.snapshot().usage["a"].output_tokens == 0
+
+
+def test_work_that_an_ingress_started_by_itself_is_charged_in_full():
+    """While the router is away an ingress may reuse credits for what it already holds."""
+    desk = Desk(slots=1)
+    own = LeaseInfo(info("own"), "r", produced=4, cached=0)
+    desk.sync(leases=(own,))
+    assert desk.snapshot().tenants["a"].virtual_time == 100 + 2 * 4
+    assert ids(desk.sync(info("x"), leases=(own,))) == []
+    desk.sync(info("x"), endings=(ending(info("unheard-of"), produced=1),))
+    usage = desk.snapshot().usage["a"]
+    assert (usage.prompt_tokens, usage.output_tokens) == (300, 5)
