@@ -6,7 +6,7 @@ the step before it are not known yet: those inputs are taken from `last_token` o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -17,6 +17,8 @@ from replica.sequence import Sequence
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64s: TypeAlias = npt.NDArray[np.int64]
+Indices: TypeAlias = npt.NDArray[np.intp]
+"""numpy indexes with this type; any other is converted each time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,15 +27,15 @@ class Batch:
 
     step: int
     """Counts launches from 0; its slot is `step % 2`."""
-    rows: Int32s
+    rows: Indices
     starts: Int32s
     """[B] position of the first token computed."""
     lengths: Int32s
     """[B] tokens computed, at least 1."""
     sequences: tuple[Sequence, ...]
-    samples: Int32s
+    samples: Indices
     """[S] indices into the B rows whose last token yields a new one."""
-    new_rows: Int32s
+    new_rows: Indices
     """Rows assigned since the last batch: their sampling parameters travel with this one."""
     greedy: bool
     """Every sampling row is greedy."""
@@ -53,10 +55,21 @@ class Batch:
         """Every row computes one token and samples the next."""
         return len(self.samples) == self.num_tokens
 
+    def followed_by(self, step: int, starts: Int32s, lengths: Int32s, *, held: bool) -> Batch:
+        """A step of the same rows, none of which has changed hands."""
+        return replace(
+            self,
+            step=step,
+            starts=starts,
+            lengths=lengths,
+            held=held,
+            new_rows=self.new_rows[:0],
+        )
+
     @classmethod
     def padding(cls, size: int, *, greedy: bool = True, filtered: bool = False) -> Batch:
         """A step of `size` decode rows that belong to nobody: what a graph is captured with."""
-        rows = np.arange(size, dtype=np.int32)
+        rows = np.arange(size)
         return cls(
             step=0,
             rows=rows,

@@ -122,6 +122,9 @@ class CudaDevice:
         assert isinstance(stream, CudaStream)
         return CudaEvent(stream, self._clock, timed=timed)
 
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
     def span(self, name: str) -> AbstractContextManager[None]:
         span: AbstractContextManager[None] = torch.cuda.nvtx.range(name)
         return span

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from replica.batch import Batch, Int32s
+from replica.batch import Batch, Indices, Int32s
 from replica.rows import Rows
 from replica.sequence import MAX_STOP_IDS, Bits
 from replica.stream import Device
@@ -87,7 +87,7 @@ def packed(
     return buffer, views
 
 
-def _spread(batch: Batch, last: Int32s) -> tuple[Int32s, Int32s]:
+def _spread(batch: Batch, last: Int32s) -> tuple[Indices, Int32s]:
     """Row and position of every token of the step. last: index of each row's last token."""
     row = np.repeat(batch.rows, batch.lengths)
     before = batch.starts + batch.lengths - 1 - last  # from a token's index to its position
@@ -101,6 +101,7 @@ class IOSlot:
     def __init__(self, sizes: Sizes, device: Device) -> None:
         layout, memory, pinned = input_layout(sizes), device.memory, device.pinned
         self._sizes = sizes
+        self._copy = device.copy
         self._host_buffer, host = packed(layout, pinned=pinned)
         self._device_buffer, self.device = packed(layout, memory)
         self._host = {name: view.numpy() for name, view in host.items()}
@@ -157,15 +158,15 @@ class IOSlot:
 
     def upload(self) -> None:
         """H2D stream: the only writer of the device inputs."""
-        self._device_buffer.copy_(self._host_buffer, non_blocking=True)
+        self._copy(self._device_buffer, self._host_buffer)
 
     def download(self) -> None:
         """D2H stream."""
-        self._host_sampled.copy_(self.sampled, non_blocking=True)
+        self._copy(self._host_sampled, self.sampled)
 
     def upload_mask(self) -> None:
         """H2D stream."""
-        self.mask.copy_(self._host_mask, non_blocking=True)
+        self._copy(self.mask, self._host_mask)
 
     def host_mask(self) -> Bits:
         """CPU: where the masks of a constrained step are built."""
@@ -184,16 +185,17 @@ class IOSlot:
         self.sampled.fill_(-(2**40))
         self._host_sampled.fill_(-(2**40))
 
-    def _fill_tokens(self, rows: Rows, row: Int32s, position: Int32s) -> None:
+    def _fill_tokens(self, rows: Rows, row: Indices, position: Int32s) -> None:
         """row, position: [T] of each token."""
         host, count, size = self._host, len(row), rows.block_size
-        host["token_ids"][:count] = rows.tokens[row, position]
-        host["carried_from"][:count] = np.where(position >= rows.known[row], row, -1)
+        carried = position >= rows.known[row]
+        if not carried.all():
+            host["token_ids"][:count] = rows.tokens[row, position]
+        host["carried_from"][:count] = np.where(carried, row, -1)
         host["positions"][:count] = position
-        number, offset = np.divmod(position, size)
-        host["slot_mapping"][:count] = (
-            rows.block_table[row, number].astype(np.int64) * size + offset
-        )
+        number = position // size
+        place = (rows.block_table[row, number] - number).astype(np.int64)
+        host["slot_mapping"][:count] = place * size + position
 
     def _fill_rows(self, batch: Batch, rows: Rows, last: Int32s, ends: Int32s) -> None:
         """last: [B] index of each row's last token. ends: [B] tokens in the pool afterwards."""

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
@@ -104,10 +105,17 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     return config, GraphPool(CudaRecorder(device), sizes, device.free_bytes)
 
 
+def available_cores() -> int:
+    """Cores that this process may run on, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     """Load, warm up, and describe an engine. Raises ValueError where it cannot work."""
     started = time.perf_counter()
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(config.threads or available_cores())
     spec = load_spec(config.model, config.revision)
     if config.kv_tokens is not None or config.device == "cpu":
         context_length(config, spec)  # what cannot work fails before the weights are loaded
@@ -176,7 +184,9 @@ def main() -> None:
     channel = SocketChannel(address)
     try:
         config = msgspec.json.decode(settings, type=EngineConfig)
-        engine, ready = build(config, channel)
+        # A thread that ends takes its OpenMP threads along: see `HostDevice.copy`.
+        with ThreadPoolExecutor(1, "loader") as loader:
+            engine, ready = loader.submit(build, config, channel).result()
         channel.send(ready)
         with torch.inference_mode():
             engine.run()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from replica.batch import Int32s
 from replica.sequence import MAX_STOP_IDS, Sequence
 
 NO_TOKEN = -1
@@ -62,6 +63,12 @@ class Rows:
     @property
     def num_used(self) -> int:
         return self.max_rows - len(self._free)
+
+    @property
+    def pending(self) -> Int32s:
+        """[R] tokens that are known or in flight, and not scheduled."""
+        pending: Int32s = self.known + self.in_flight - self.scheduled
+        return pending
 
     def sequence(self, row: int) -> Sequence:
         """The sequence that owns the row."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from replica.batch import Batch, Bools, Int32s, StepOutput
+from replica.batch import Batch, Bools, Indices, Int32s, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import Budget, CostModel
 from replica.messages import FinishReason, Output
@@ -55,6 +55,8 @@ class Scheduler:
         self._new_rows: set[int] = set()
         self._next_step = 0
         self._collected = NEVER
+        self._newest: Batch | None = None
+        self._ones = np.ones(rows.max_rows, np.int32)
 
     @property
     def has_work(self) -> bool:
@@ -101,9 +103,10 @@ class Scheduler:
         chunks = self._prompt_chunks(self._admit(), self._max_step_tokens - len(decodes))
         if not len(decodes) and not chunks:
             return None
-        rows = np.concatenate([decodes, np.fromiter(chunks.keys(), np.int32, len(chunks))])
-        lengths = np.ones(len(rows), np.int32)
-        lengths[len(decodes) :] = list(chunks.values())
+        rows, lengths = decodes, self._ones[: len(decodes)]
+        if chunks:
+            rows = np.concatenate([rows, list(chunks.keys())])
+            lengths = np.concatenate([lengths, np.array(list(chunks.values()), np.int32)])
         return self._launchable(rows, lengths)
 
     def update(self, output: StepOutput | None) -> None:
@@ -120,23 +123,19 @@ class Scheduler:
 
     # Scheduling
 
-    def _decode_rows(self) -> Int32s:
+    def _decode_rows(self) -> Indices:
         """Rows that lack one token, with a place for it; others sit this step out."""
         rows = self.rows
-        total = rows.known + rows.in_flight
-        ready = np.flatnonzero(
-            rows.live & (total - rows.scheduled == 1) & (total < rows.limit)
-        ).astype(np.int32)
-        short = ready[self._full(ready)]
-        if len(short):
-            self._grow(short.tolist())
-            ready = ready[rows.live[ready] & ~self._full(ready)]
-        return ready
+        ready = rows.live & (rows.pending == 1) & (rows.scheduled + 1 < rows.limit)
+        short = ready & self._full()
+        if short.any():
+            self._grow(np.flatnonzero(short).tolist())
+            ready &= rows.live & ~self._full()
+        return np.flatnonzero(ready)
 
-    def _full(self, rows: Int32s) -> Bools:
-        """Whether the next token of each row needs a new block."""
-        table = self.rows
-        full: Bools = table.scheduled[rows] >= table.num_blocks[rows] * table.block_size
+    def _full(self) -> Bools:
+        """[R] whether the next token of each row needs a new block."""
+        full: Bools = self.rows.scheduled >= self.rows.num_blocks * self.rows.block_size
         return full
 
     def _grow(self, short: list[int]) -> None:
@@ -213,10 +212,11 @@ class Scheduler:
     def _prompt_chunks(self, admitted: list[int], tokens: int) -> dict[int, int]:
         """Tokens per prompt row. The first prompt leaves a reserve to the shortest others, so
         that a long one delays nobody's first token by more than a few steps."""
-        rows = self.rows
-        pending = rows.known + rows.in_flight - rows.scheduled
+        rows, pending = self.rows, self.rows.pending
         prompts = rows.live & (pending > 1)
         prompts[admitted] = True
+        if not prompts.any():
+            return {}
         ordered = sorted(
             np.flatnonzero(prompts).tolist(), key=lambda row: rows.sequence(row).priority
         )
@@ -235,38 +235,52 @@ class Scheduler:
         give(budget, ordered)
         return {row: size for row, size in sizes.items() if size}
 
-    def _launchable(self, rows: Int32s, lengths: Int32s) -> Batch:
+    def _launchable(self, rows: Indices, lengths: Int32s) -> Batch:
         """Count the step in, as if it had run; what it samples is in flight from now on."""
         table = self.rows
-        starts = table.scheduled[rows].copy()
-        table.scheduled[rows] += lengths
-        table.last_step[rows] = self._next_step
+        starts = table.scheduled[rows]
         ends = starts + lengths
-        samples = np.flatnonzero(ends == (table.known + table.in_flight)[rows]).astype(np.int32)
+        samples = np.flatnonzero(ends == table.known[rows] + table.in_flight[rows])
+        table.scheduled[rows] = ends
+        table.last_step[rows] = self._next_step
+        table.in_flight[rows[samples]] += 1
+        self._count_prompt_tokens(rows, starts, ends)
+        self._newest = self._describe(rows, starts, lengths, samples)
+        self._new_rows.clear()
+        self._next_step += 1
+        return self._newest
+
+    def _describe(self, rows: Indices, starts: Int32s, lengths: Int32s, samples: Indices) -> Batch:
+        table, newest = self.rows, self._newest
         sampling = rows[samples]
-        table.in_flight[sampling] += 1
-        batch = Batch(
+        held = bool((table.hold_until[sampling] > (starts + lengths)[samples]).any())
+        # While nobody comes or goes, all that depends on who is in the batch stays as it was.
+        if (
+            newest is not None
+            and not self._new_rows
+            and np.array_equal(rows, newest.rows)
+            and np.array_equal(samples, newest.samples)
+        ):
+            return newest.followed_by(self._next_step, starts, lengths, held=held)
+        return Batch(
             step=self._next_step,
             rows=rows,
             starts=starts,
             lengths=lengths,
             sequences=tuple(table.sequence(row) for row in rows.tolist()),
             samples=samples,
-            new_rows=np.array([r for r in self._new_rows if table.sequences[r]], np.int32),
+            new_rows=np.array([r for r in self._new_rows if table.sequences[r]], np.intp),
             greedy=bool(table.greedy[sampling].all()),
             filtered=bool(table.filtered[sampling].any()),
-            held=bool((ends[samples] < table.hold_until[sampling]).any()),
+            held=held,
             constrained=bool(table.constrained[sampling].any()),
         )
-        self._count_prompt_tokens(rows, starts, ends)
-        self._new_rows.clear()
-        self._next_step += 1
-        return batch
 
-    def _count_prompt_tokens(self, rows: Int32s, starts: Int32s, ends: Int32s) -> None:
+    def _count_prompt_tokens(self, rows: Indices, starts: Int32s, ends: Int32s) -> None:
         prompt_ends = self.rows.prompt[rows]
-        computed = np.minimum(ends, prompt_ends) - np.minimum(starts, prompt_ends)
-        self.counts["prompt_tokens"] += int(computed.sum())
+        if (starts < prompt_ends).any():
+            computed = np.minimum(ends, prompt_ends) - np.minimum(starts, prompt_ends)
+            self.counts["prompt_tokens"] += int(computed.sum())
 
     # Settling
 
@@ -283,40 +297,49 @@ class Scheduler:
                 )
 
     def _append(self, output: StepOutput) -> None:
-        rows = self.rows
+        rows, ids = self.rows, output.ids
         sampled = output.batch.rows[output.batch.samples]
         rows.in_flight[sampled] -= 1
-        kept = ~rows.ended[sampled]
-        sampled, ids = sampled[kept], output.ids[kept]
-        self.counts["surplus_rows"] += len(kept) - len(sampled)
+        if rows.ended.any():
+            kept = ~rows.ended[sampled]
+            sampled, ids = sampled[kept], ids[kept]
+            self.counts["surplus_rows"] += len(kept) - len(sampled)
         self.counts["output_tokens"] += len(sampled)
-        rows.tokens[sampled, rows.known[sampled]] = ids
-        rows.known[sampled] += 1
+        known = rows.known[sampled]
+        rows.tokens[sampled, known] = ids
+        rows.known[sampled] = known + 1
         stopped = (rows.stop_ids[sampled] == ids[:, None]).any(axis=1)
-        full = rows.known[sampled] >= rows.limit[sampled]
-        columns = (sampled, ids, rows.known[sampled], stopped, full)
-        for row, token, known, stop, at_limit in zip(
-            *(column.tolist() for column in columns), strict=True
-        ):
-            reason: FinishReason | None = "stop" if stop else "length" if at_limit else None
-            self._report(rows.sequence(row), known - 1, (token,), reason)
-
-    def _report(
-        self, sequence: Sequence, known: int, ids: tuple[int, ...], reason: FinishReason | None
-    ) -> None:
-        """Add to the outputs; with a reason, this is the sequence's single end."""
-        self.outputs.append(
-            Output(
-                sequence.request_id,
-                sequence.attempt,
-                known - sequence.num_prompt,
-                ids,
-                reason,
-                sequence.num_cached,
+        over = stopped | (known + 1 >= rows.limit[sampled])
+        sequences = [rows.sequence(row) for row in sampled.tolist()]
+        reasons = self._finish_all(sequences, stopped, over)
+        offsets = (known - rows.prompt[sampled]).tolist()
+        self.outputs += [
+            Output(s.request_id, s.attempt, offset, (token,), reason, s.num_cached)
+            for s, token, offset, reason in zip(
+                sequences, ids.tolist(), offsets, reasons, strict=True
             )
+        ]
+
+    def _finish_all(
+        self, sequences: list[Sequence], stopped: Bools, over: Bools
+    ) -> list[FinishReason | None]:
+        """End those that are over. Why, for each sequence."""
+        reasons: list[FinishReason | None] = [None] * len(sequences)
+        for index in np.flatnonzero(over).tolist():
+            reason: FinishReason = "stop" if stopped[index] else "length"
+            reasons[index] = reason
+            self._finish(sequences[index], reason)
+        return reasons
+
+    def _end(self, sequence: Sequence, reason: FinishReason, known: int) -> None:
+        """The single end of a sequence that brings no token."""
+        offset = known - sequence.num_prompt
+        self.outputs.append(
+            Output(sequence.request_id, sequence.attempt, offset, (), reason, sequence.num_cached)
         )
-        if reason is None:
-            return
+        self._finish(sequence, reason)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         self.finished[reason] += 1
         del self._alive[sequence.key]
@@ -324,12 +347,12 @@ class Scheduler:
             self.rows.live[sequence.row] = False
             self.rows.ended[sequence.row] = True
 
-    def _end(self, sequence: Sequence, reason: FinishReason, known: int) -> None:
-        self._report(sequence, known, (), reason)
-
     def _retire_rows(self) -> None:
         rows = self.rows
-        leaving = (rows.ended | rows.preempted) & (rows.last_step <= self._collected)
+        leaving = rows.ended | rows.preempted
+        if not leaving.any():
+            return
+        leaving &= rows.last_step <= self._collected
         for row in np.flatnonzero(leaving).tolist():
             self.blocks.release(rows.blocks(row))
             sequence = rows.vacate(row)

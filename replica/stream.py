@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
+import numpy as np
 import torch
 
 Work: TypeAlias = Callable[[], None]
@@ -63,6 +64,9 @@ class Device(Protocol):
 
     def event(self, stream: Stream, *, timed: bool = False) -> Event:
         """An event to be recorded on `stream` only. `time_ns` needs a timed one."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Between host and device, as work of a stream. Of equal shape and type."""
 
     def span(self, name: str) -> AbstractContextManager[None]:
         """Names what is enqueued inside, for a profiler."""
@@ -165,6 +169,11 @@ class HostDevice:
     def event(self, stream: Stream, *, timed: bool = False) -> HostEvent:
         assert isinstance(stream, HostStream)
         return HostEvent(stream)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        # Not torch's copy: that would give this thread a team of OpenMP threads of its own. With
+        # more of them than cores, libgomp lets those of the compute stream sleep at each barrier.
+        np.copyto(target.numpy(), source.numpy())
 
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
