@@ -14,7 +14,7 @@ from pathlib import Path
 from openai import AsyncOpenAI
 from tqdm import tqdm
 
-from benchmarks.client import stream_tokens
+from benchmarks.client import stream
 from benchmarks.report import Report, parser
 from benchmarks.server import Server, serving
 from benchmarks.workload import MODEL, TOKENS, prompts
@@ -68,11 +68,10 @@ async def http(server: Server, count: int, runs: int) -> list[float]:
     speeds = []
     for _ in range(runs + 1):
         started = time.perf_counter()
-        tokens = sum(
-            await asyncio.gather(
-                *(stream_tokens(client, server.model, p, TOKENS, temperature=0) for p in asked)
-            )
+        answers = await asyncio.gather(
+            *(stream(client, server.model, prompt, TOKENS, temperature=0) for prompt in asked)
         )
+        tokens = sum(answer.tokens for answer in answers)
         assert tokens == count * TOKENS, f"{tokens} tokens instead of {count * TOKENS}"
         speeds.append(tokens / (time.perf_counter() - started))
     return speeds[1:]

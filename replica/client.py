@@ -26,11 +26,6 @@ _BOOT = (
 )
 
 
-SPIN_COUNT = "10000"
-"""How long an idle OpenMP thread looks for work before it sleeps: some 0.1 ms, which is longer
-than between the operators of a step, and takes little from the other processes between steps."""
-
-
 class EngineFailed(RuntimeError):
     """The engine process could not start, or is gone. The message says why."""
 
@@ -61,7 +56,6 @@ class EngineClient:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _BOOT, address, settings, os.pathsep.join(sys.path)),
             stdin=asyncio.subprocess.PIPE,
-            env={"GOMP_SPINCOUNT": SPIN_COUNT} | os.environ,
         )
         client = cls(process, socket, folder)
         try:
