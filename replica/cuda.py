@@ -19,6 +19,9 @@ from replica.stream import Stream, StreamFailure, Work
 WARM_UP_RUNS = 2
 """Runs before a recording: the first compiles kernels and chooses algorithms, the last is timed."""
 
+NAP_S, AWAKE_S = 50e-6, 300e-6
+"""How a thread waits for an event: in naps, but awake around the time that it is due."""
+
 
 class CudaStream:
     """A stream of its own: never the default one, with which nothing here synchronises."""
@@ -43,10 +46,9 @@ class CudaEvent:
     def __init__(self, stream: CudaStream, clock: CudaClock, *, timed: bool) -> None:
         self._stream = stream.raw
         self._clock = clock
-        # Not "blocking": where there are cores enough the driver spins. A thread that slept
-        # through a step would prepare the next one at half the speed, from cold caches.
         self._event = torch.cuda.Event(enable_timing=timed)
         self._recorded = False
+        self._usual_s = 0.0
 
     def record(self) -> None:
         self._event.record(self._stream)
@@ -57,10 +59,16 @@ class CudaEvent:
         stream.raw.wait_event(self._event)
 
     def synchronize(self) -> None:
+        # The driver would spin, a core for nothing, or sleep until an interrupt, and wake late.
+        # Naps cost little; about the time that the last wait took, this does not sleep either.
+        began = time.perf_counter()
         try:
-            self._event.synchronize()
+            while not self._event.query():
+                if abs(time.perf_counter() - began - self._usual_s) > AWAKE_S:
+                    time.sleep(NAP_S)
         except RuntimeError as failure:
             raise StreamFailure(f"work on the GPU failed: {failure}") from failure
+        self._usual_s = time.perf_counter() - began
 
     def time_ns(self) -> int:
         """Of an event that was reached: of a collected step, say."""
@@ -101,6 +109,19 @@ class CudaClock:
         return event, now_ns
 
 
+class NvtxRange(AbstractContextManager[None]):
+    """Nsight shows what is enqueued inside. torch's own costs a generator each time."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        torch.cuda.nvtx.range_push(self._name)
+
+    def __exit__(self, *failure: object) -> None:
+        torch.cuda.nvtx.range_pop()
+
+
 class CudaDevice:
     """One GPU. Streams are made once per name, so that all engines of a process share them."""
 
@@ -126,8 +147,7 @@ class CudaDevice:
         target.copy_(source, non_blocking=True)
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        span: AbstractContextManager[None] = torch.cuda.nvtx.range(name)
-        return span
+        return NvtxRange(name)
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.memory)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from replica.batch import StepOutput
+from replica.batch import Batch, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import CostModel
 from replica.config import EngineConfig
@@ -66,6 +66,7 @@ class Engine:
                 "engine.max_model_len"
             )
         self._channel = channel
+        self._device = device = device or HostDevice()
         self._max_model_len = max_model_len
         self._vocab_size = runner.vocab_size
         self._eos_token_ids = eos_token_ids
@@ -86,7 +87,7 @@ class Engine:
             guard=guard,
             block_size=config.block_size,
         )
-        self.pipeline = Pipeline(runner, self.rows, sizes, device or HostDevice(), on_idle, graphs)
+        self.pipeline = Pipeline(runner, self.rows, sizes, device, on_idle, graphs)
         self.masks = MaskBuilder(self.rows)
         self.idle = IdleMeter(time.perf_counter_ns())
         self.watchdog = Watchdog(self.stats)
@@ -114,23 +115,31 @@ class Engine:
     def step(self) -> None:
         """Prepare and launch a step while the one before it runs, then settle that one."""
         self._receive()
-        batch = self.scheduler.schedule()
+        batch = self._schedule()
         previous = self.pipeline.in_flight
         self.pipeline.launch(batch)
         output = self.pipeline.collect(previous)
-        self.scheduler.update(output)
+        self._update(output)
         self.pipeline.finish(batch, self.masks)
         self._emit(output)
 
     def step_synchronously(self) -> None:
         """The baseline: settle a step before the next is scheduled."""
         self._receive()
-        batch = self.scheduler.schedule()
+        batch = self._schedule()
         self.pipeline.launch(batch)
         self.pipeline.finish(batch, self.masks)
         output = self.pipeline.collect(batch)
-        self.scheduler.update(output)
+        self._update(output)
         self._emit(output)
+
+    def _schedule(self) -> Batch | None:
+        with self._device.span(f"schedule {self.scheduler.num_steps}"):
+            return self.scheduler.schedule()
+
+    def _update(self, output: StepOutput | None) -> None:
+        with self._device.span(f"update {output.batch.step if output else ''}"):
+            self.scheduler.update(output)
 
     # Commands
 
@@ -234,4 +243,6 @@ class Engine:
             graph_replays=graphs["replays"],
             eager_parts=graphs["eager"],
             padding_rows=graphs["padding"],
+            kv_slots=int(self.rows.num_blocks.sum()) * self.rows.block_size,
+            kv_tokens=int(self.rows.scheduled.sum()),
         )

@@ -15,6 +15,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from tqdm import tqdm
 
+from replica.graph_sizes import fit_report
 from replica.stream import Work
 
 SamplingKind: TypeAlias = Literal["greedy", "random", "filtered"]
@@ -77,6 +78,9 @@ class Graphs(Protocol):
     def run(self, key: GraphKey | None, rows: int, work: Work) -> None:
         """Do `work`, by replaying `key` if that was recorded. rows: those that are not padding."""
 
+    def fit_report(self) -> str:
+        """Which sizes would suit the batches so far, to be read by a person."""
+
 
 class NoGraphs:
     """Runs everything as it is."""
@@ -94,6 +98,9 @@ class NoGraphs:
 
     def run(self, key: GraphKey | None, rows: int, work: Work) -> None:
         work()
+
+    def fit_report(self) -> str:
+        return ""
 
 
 class CaptureFailed(RuntimeError):
@@ -134,7 +141,7 @@ class GraphPool:
         self.eager: Counter[str] = Counter()
         """Parts of steps that ran without a graph, by phase."""
         self.seen: Counter[int] = Counter()
-        """Steps by the rows they sampled, for `replica.graph_sizes.fitted_sizes`."""
+        """Steps by the rows that they sampled."""
         self._record = record
         self._free_bytes = free_bytes
         self._reports: dict[GraphKey, GraphReport] = {}
@@ -177,6 +184,11 @@ class GraphPool:
         report.replays += 1
         report.rows += rows
         report.recording.replay()
+
+    def fit_report(self) -> str:
+        """Sizes that would suit the batches so far; empty if there were none."""
+        covered = {rows: steps for rows, steps in self.seen.items() if rows <= self.sizes[-1]}
+        return fit_report(covered, self.sizes) if covered else ""
 
     def reports(self) -> list[GraphReport]:
         return list(self._reports.values())

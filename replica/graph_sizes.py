@@ -6,7 +6,8 @@ sizes mean less padding, and a longer start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 _SPACINGS = ((1, 1), (2, 2), (8, 4), (16, 8), (64, 16), (128, 32), (512, 64))
@@ -20,6 +21,25 @@ def default_sizes(max_rows: int) -> tuple[int, ...]:
     for (start, every), end in zip(_SPACINGS, ends, strict=True):
         sizes.update(range(start, min(end, max_rows + 1), every))
     return tuple(sorted(sizes))
+
+
+def padding_share(seen: Mapping[int, int], sizes: Sequence[int]) -> float:
+    """Padded rows of all computed rows, with graphs of these ascending sizes."""
+    rows = sum(size * steps for size, steps in seen.items())
+    padded = sum(sizes[bisect_left(sizes, size)] * steps for size, steps in seen.items())
+    return 1 - rows / padded if padded else 0.0
+
+
+def fit_report(seen: Mapping[int, int], sizes: Sequence[int]) -> str:
+    """What the batches of a run say about sizes: padding against captures, for `graph_sizes`."""
+    steps = sum(seen.values())
+    lines = [f"{steps} steps padded {padding_share(seen, sizes):.1%} with {len(sizes)} graph_sizes"]
+    for count in (1, 2, 4, 8, 16, 32):
+        fitted = fitted_sizes(seen, count, sizes[-1])
+        if len(fitted) == count:
+            share = padding_share(seen, fitted)
+            lines.append(f"  {share:6.1%} with graph_sizes: {list(fitted)}")
+    return "\n".join(lines)
 
 
 def fitted_sizes(seen: Mapping[int, int], count: int, max_rows: int) -> tuple[int, ...]:

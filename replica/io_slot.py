@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from replica.batch import Batch, Indices, Int32s
+from replica.batch import Batch, Indices, Int32s, Int64s
 from replica.rows import Rows
 from replica.sequence import MAX_STOP_IDS, Bits
 from replica.stream import Device
@@ -113,6 +112,7 @@ class IOSlot:
         self._host_sampled = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
         mask = (rows, -(-sizes.vocab_size // 8))
         self._host_mask = torch.zeros(mask, dtype=torch.uint8, pin_memory=pinned)
+        self._results: Int64s = self._host_sampled.numpy()
         self.mask = torch.zeros(mask, dtype=torch.uint8, device=memory)
         """[R, V/8] allowed tokens of each sampling row, bits in little order."""
         self.pad_rows(0, rows)
@@ -127,14 +127,17 @@ class IOSlot:
         if batch.decodes_only:
             last = self._numbers[:count]
             self._fill_tokens(rows, batch.rows, batch.starts)
-            self.pad_rows(count, padded)
+            if count < padded:
+                self.pad_rows(count, padded)
         else:
             last = np.cumsum(batch.lengths, dtype=np.int32) - 1
             self._fill_tokens(rows, *_spread(batch, last))
         self._fill_rows(batch, rows, last, ends)
         self._fill_samples(batch, last, ends)
-        self._fill_new_rows(batch, rows)
-        self.pad_samples(count, padded)
+        if len(batch.new_rows):
+            self._fill_new_rows(batch, rows)
+        if count < padded:
+            self.pad_samples(count, padded)
 
     def pad_rows(self, first: int, last: int) -> None:
         """CPU: make rows `first` to `last` decode rows, each a sequence of one token that lives
@@ -173,10 +176,9 @@ class IOSlot:
         mask: Bits = self._host_mask.numpy()
         return mask
 
-    def results(self, count: int) -> npt.NDArray[np.int64]:
+    def results(self, count: int) -> Int64s:
         """CPU: a copy of the first `count` sampled ids."""
-        ids: npt.NDArray[np.int64] = self._host_sampled.numpy()[:count].copy()
-        return ids
+        return self._results[:count].copy()
 
     def poison(self) -> None:
         """Race tests: make any later read of this idle slot show."""
@@ -215,8 +217,6 @@ class IOSlot:
     def _fill_new_rows(self, batch: Batch, rows: Rows) -> None:
         """Parameters change when a row changes hands, and travel with the next step only."""
         count = len(batch.new_rows)
-        if not count:
-            return
         self._host["new_rows"][:count] = batch.new_rows
         ints, floats = self._host["row_ints"], self._host["row_floats"]
         ints[:count, FIRST_STOP_ID:] = rows.stop_ids[batch.new_rows]

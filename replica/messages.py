@@ -123,6 +123,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Parts of steps that ran without a graph."""
     padding_rows: int = 0
     """Rows of replays that belonged to no sequence."""
+    kv_slots: int = 0
+    """Places for tokens in the blocks of running rows; blocks that rows share count for each."""
+    kv_tokens: int = 0
+    """Tokens in those places. What they lack is the pool's fragmentation: ends of blocks."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

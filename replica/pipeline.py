@@ -83,7 +83,7 @@ class Pipeline:
     ) -> None:
         self.in_flight: Batch | None = None
         self.waiting_s = 0.0
-        """CPU time that waiting for results took: a driver may spin."""
+        """CPU time that waiting for results took."""
         self._on_idle = on_idle
         self._runner = runner
         self._rows = rows
@@ -187,6 +187,10 @@ class Pipeline:
     def graph_counts(self) -> Mapping[str, int]:
         """As `Graphs.counts`."""
         return self._graphs.counts
+
+    def fit_report(self) -> str:
+        """As `Graphs.fit_report`."""
+        return self._graphs.fit_report()
 
     def timing(self, batch: Batch) -> list[tuple[int, int]]:
         """When the device computed a collected step: (start, end) pairs in ns."""

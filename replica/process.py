@@ -190,6 +190,8 @@ def main() -> None:
         channel.send(ready)
         with torch.inference_mode():
             engine.run()
+        if report := engine.pipeline.fit_report():
+            print(report, file=sys.stderr)
     except Exception as error:
         channel.send(Failed(reason=f"{error}" or type(error).__name__))
         channel.close()

@@ -99,8 +99,12 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step: running rows first, one token each, then prompt chunks."""
-        decodes = self._decode_rows()
-        chunks = self._prompt_chunks(self._admit(), self._max_step_tokens - len(decodes))
+        pending = self.rows.pending
+        decodes = self._decode_rows(pending)
+        admitted = self._admit() if self.waiting else []
+        chunks: dict[int, int] = {}
+        if admitted or pending.max() > 1:
+            chunks = self._prompt_chunks(admitted, self._max_step_tokens - len(decodes))
         if not len(decodes) and not chunks:
             return None
         rows, lengths = decodes, self._ones[: len(decodes)]
@@ -123,10 +127,10 @@ class Scheduler:
 
     # Scheduling
 
-    def _decode_rows(self) -> Indices:
+    def _decode_rows(self, pending: Int32s) -> Indices:
         """Rows that lack one token, with a place for it; others sit this step out."""
         rows = self.rows
-        ready = rows.live & (rows.pending == 1) & (rows.scheduled + 1 < rows.limit)
+        ready = rows.live & (pending == 1) & (rows.scheduled + 1 < rows.limit)
         short = ready & self._full()
         if short.any():
             self._grow(np.flatnonzero(short).tolist())
@@ -215,8 +219,6 @@ class Scheduler:
         rows, pending = self.rows, self.rows.pending
         prompts = rows.live & (pending > 1)
         prompts[admitted] = True
-        if not prompts.any():
-            return {}
         ordered = sorted(
             np.flatnonzero(prompts).tolist(), key=lambda row: rows.sequence(row).priority
         )
@@ -286,11 +288,10 @@ class Scheduler:
 
     def _index_full_blocks(self, batch: Batch) -> None:
         """Blocks that this step filled can be found from now on: their content is there."""
-        size = self.blocks.block_size
-        before, after = batch.starts // size, (batch.starts + batch.lengths) // size
-        for index in np.flatnonzero(after > before).tolist():
+        size, ends = self.blocks.block_size, batch.starts + batch.lengths
+        for index in np.flatnonzero(ends % size < batch.lengths).tolist():
             row, sequence = int(batch.rows[index]), batch.sequences[index]
-            for number in range(len(sequence.chain), int(after[index])):
+            for number in range(len(sequence.chain), int(ends[index]) // size):
                 block = int(self.rows.block_table[row, number])
                 self.blocks.register(
                     sequence.cache_salt, sequence.chain, self.rows.tokens[row], block

@@ -11,6 +11,7 @@ import torch
 
 from replica.engine import Engine
 from replica.messages import Abort, Backlog, Stop
+from replica.stream import HostDevice
 from tests.script import EOS, VOCAB, Bench, ScriptRunner, counting, submit
 
 BOTH = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
@@ -358,3 +359,36 @@ def test_idle_time_is_classified_and_adds_up(bench):
 def test_a_context_that_the_pool_cannot_hold_is_refused_at_start(bench):
     with pytest.raises(ValueError, match="KV pool holds only 64"):
         bench(kv_tokens=64, max_model_len=65)
+
+
+class SpanDevice(HostDevice):
+    """Keeps the names of spans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def span(self, name: str):
+        self.names.append(name)
+        return super().span(name)
+
+
+def test_each_phase_of_each_step_has_a_span_for_a_profiler():
+    device = SpanDevice()
+    engine = Bench(ScriptRunner(), device=device)
+    engine.run(submit("a", (1, 2), max_tokens=3))
+    engine.close()
+    phases = [name for name in device.names if name.endswith(" 1")]
+    assert phases == ["schedule 1", "launch 1", "wait 1", "update 1"]
+
+
+def test_a_block_that_is_not_full_counts_as_fragmentation():
+    engine = Bench(ScriptRunner(), block_size=4, prefix_cache=False)
+    engine.send(submit("a", (1, 2, 3, 4, 5), max_tokens=9))
+    engine.step(2)
+    stats = engine.engine.stats()
+    assert (stats.kv_slots, stats.kv_tokens) == (8, 6)
+    engine.run()
+    stats = engine.engine.stats()
+    assert (stats.kv_slots, stats.kv_tokens) == (0, 0)
+    engine.close()

@@ -116,3 +116,11 @@ def test_a_failed_capture_stops_the_start_and_names_size_and_memory():
 def test_a_graph_tells_after_how_many_replays_it_has_paid():
     _, pool = bench((4,))
     assert {report.paid_after for report in pool.reports()} == {1.0}  # 2 ms for 2 ms a replay
+
+
+def test_a_run_tells_which_sizes_would_suit_it():
+    engine, pool = bench((12,))
+    assert pool.fit_report() == ""
+    engine.run(submit("a", (1, 2), max_tokens=9))
+    assert "0.0% with graph_sizes: [1, 12]" in engine.engine.pipeline.fit_report()
+    engine.close()

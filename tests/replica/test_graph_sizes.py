@@ -5,7 +5,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.graph_sizes import default_sizes, fitted_sizes
+from replica.graph_sizes import default_sizes, fit_report, fitted_sizes, padding_share
 
 
 @given(st.integers(1, 1000))
@@ -33,3 +33,15 @@ def test_fitted_sizes_pad_least(seen, count):
     assert len(fitted) <= count
     candidates = [(*chosen, 10) for k in range(count) for chosen in combinations(range(1, 10), k)]
     assert padded(seen, fitted) == min(padded(seen, sizes) for sizes in candidates)
+
+
+def test_the_report_shows_padding_against_captures():
+    seen = {1: 60, 3: 30, 7: 10}
+    assert padding_share(seen, (1, 3, 7, 8)) == 0
+    assert padding_share(seen, (8,)) == 1 - 220 / 800
+    assert fit_report(seen, (8,)).splitlines() == [
+        "100 steps padded 72.5% with 1 graph_sizes",
+        "   72.5% with graph_sizes: [8]",
+        "   37.1% with graph_sizes: [3, 8]",
+        "    0.0% with graph_sizes: [1, 3, 7, 8]",
+    ]
