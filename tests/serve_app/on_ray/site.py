@@ -78,6 +78,11 @@ class Site:
         handle = serve.get_deployment_handle("Replica", APP)
         return [await handle.stats.remote(name) for name in await self.offering()]
 
+    async def all_run(self) -> bool:
+        """Serve has started as many processes of each kind as there should be."""
+        deployments = (await asyncio.to_thread(serve.status)).applications[APP].deployments
+        return all(one.status == "HEALTHY" for one in deployments.values())
+
     async def at_rest(self) -> bool:
         """No request waits, no lease is held, no row is taken."""
         state = await self.snapshot()

@@ -80,7 +80,8 @@ async def one_kill(site: Site, rng: random.Random, kind: str, answers: dict[str,
             for call, prompt in zip(calls, PROMPTS, strict=True)
         ]
         await asyncio.sleep(rng.random() * 0.8)
-        kill(rng.choice(VICTIMS[kind]()))
+        victim = rng.choice(VICTIMS[kind]())
+        kill(victim)
         struck = time.monotonic()
         results = await asyncio.gather(*running, return_exceptions=True)
     for prompt, result in zip(PROMPTS, results, strict=True):
@@ -91,14 +92,18 @@ async def one_kill(site: Site, rng: random.Random, kind: str, answers: dict[str,
             assert isinstance(result, openai.APIError | httpx.HTTPError), repr(result)
             tally.requests["error"] += 1
     async with site.http() as client:
-        await until(lambda: _complete(site, client), 60)
+        await until(lambda: _complete(site, client, victim), 60)
     tally.recovery_s.append(time.monotonic() - struck)
     return tally
 
 
-async def _complete(site: Site, client: httpx.AsyncClient) -> bool:
+async def _complete(site: Site, client: httpx.AsyncClient, victim: int) -> bool:
     """All processes are back, and everything that requests held is free."""
+    if victim in VICTIMS["ingress"]():
+        return False
     try:
+        if not await site.all_run():
+            return False
         if (await client.get("/ready")).status_code != 200 or len(await site.offering()) < 2:
             return False
         if not await site.at_rest():
