@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import yaml
 
 READY_TIMEOUT_S = 180
+LOG_TAIL = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,19 @@ def serving(config: Path, **engine: Any) -> Iterator[Server]:
     settings = yaml.safe_load(config.read_text())
     [application] = settings["applications"]
     application["args"]["engine"] |= engine
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+    with (
+        tempfile.NamedTemporaryFile("w", suffix=".yaml") as file,
+        tempfile.TemporaryFile("w+", errors="replace") as log,
+    ):
         yaml.safe_dump(settings, file)
         file.flush()
         started = time.perf_counter()
         command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             host = settings.get("http_options", {})
             url = f"http://{host.get('host', '127.0.0.1')}:{host.get('port', 8000)}"
-            _wait_ready(url, process)
+            _wait_ready(url, process, log)
             ready_s = time.perf_counter() - started
             yield Server(f"{url}/v1", application["args"]["model_name"], ready_s)
         finally:
@@ -49,7 +53,7 @@ def serving(config: Path, **engine: Any) -> Iterator[Server]:
             process.wait(60)
 
 
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_ready(url: str, process: subprocess.Popen[bytes], log: IO[str]) -> None:
     deadline = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -58,4 +62,7 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    raise TimeoutError(f"no server at {url} (status of `serve run`: {process.poll()})")
+    log.seek(0)
+    raise TimeoutError(
+        f"no server at {url} (status of `serve run`: {process.poll()})\n{log.read()[-LOG_TAIL:]}"
+    )

@@ -66,12 +66,25 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     try:
         if path is not None:
             # The class that AutoTokenizer finds by parsing the file's metadata once more.
-            return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+            return _plain_decoder(
+                PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+            )
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UnsupportedModel(f"No tokenizer for {model!r}: {_first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UnsupportedModel(f"The tokenizer of {model!r} has no fast implementation.")
+    return tokenizer
+
+
+def _plain_decoder(tokenizer: Any) -> Any:
+    """Some versions of transformers put the decoder of SentencePiece in front of the byte-level
+    one, where it finds nothing to do but in tokens that hold its space character."""
+    from tokenizers import decoders, pre_tokenizers
+
+    backend = tokenizer.backend_tokenizer
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        backend.decoder = decoders.ByteLevel()
     return tokenizer
 
 

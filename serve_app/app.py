@@ -12,8 +12,8 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from replica.loading import load_spec
 from serve_app.ingress import Ingress
+from serve_app.model_check import check_model
 from serve_app.placement import Placement
 from serve_app.replica_deployment import Replica
 from serve_app.router_deployment import Admission
@@ -48,7 +48,7 @@ def build(config: AppConfig) -> Application:
     replica that Serve would start again and again.
     """
     config.tenants_source.load()
-    load_spec(config.engine.model, config.engine.revision)
+    check_model(config.engine)
     admission = serve.deployment(
         Admission,
         num_replicas=1,

@@ -17,7 +17,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from replica.loading import load_spec
+from serve_app.model_check import check_model
 from serve_app.settings import AppConfig, TenantsSource
 
 BUILDER = "serve_app.app:build"
@@ -91,7 +91,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         try:
             for config in check_serve_config(Path(name)):
-                load_spec(config.engine.model, config.engine.revision)
+                check_model(config.engine)
         except (OSError, ValueError) as error:
             sys.exit(str(error))
         print(f"{name}: fine")

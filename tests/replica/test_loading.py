@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import decoders
 from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config
 
-from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
+from replica.loading import (
+    UnsupportedModel,
+    _plain_decoder,
+    load_decoder,
+    load_spec,
+    load_tokenizer,
+)
 from tests.models import EOS_ID, VOCAB_SIZE, random_model, save, save_tiny
 from tests.replica.paged import PagedModel
 
@@ -255,3 +262,15 @@ def test_the_packaged_model_is_that_of_transformers() -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-3)
     assert tokenizer.decode(int(logits[-1].argmax())) == " Rome"
     assert decoder.spec.eos_token_ids == (tokenizer.eos_token_id,)
+
+
+def test_no_decoder_of_sentencepiece_stays_in_front_of_a_byte_level_one(tiny: str) -> None:
+    """What transformers 5.17 makes of a GGUF file; the underscore is one token's own."""
+    tokenizer = load_tokenizer(tiny)
+    backend = tokenizer.backend_tokenizer
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " "), backend.decoder]
+    )
+    assert _plain_decoder(tokenizer) is tokenizer
+    assert isinstance(backend.decoder, decoders.ByteLevel)
+    assert tokenizer.decode(tokenizer.encode("naïve ▁")) == "naïve ▁"

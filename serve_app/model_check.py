@@ -1,0 +1,13 @@
+"""Whether a model can be served, before anything starts that Serve would start again and again."""
+
+from __future__ import annotations
+
+from replica.config import EngineConfig
+from replica.loading import load_spec, load_tokenizer
+from serve_app.detokenizer import detokenizers
+
+
+def check_model(engine: EngineConfig) -> None:
+    """Reads configuration and tokenizer, no weights. Raises ValueError with a sentence."""
+    load_spec(engine.model, engine.revision)
+    detokenizers(load_tokenizer(engine.model, engine.revision).backend_tokenizer)
