@@ -48,8 +48,12 @@ def engines(
     """One engine per mode over one KV pool: they run in turn."""
     configs = {mode: engine_config(rows, longest, overlap=MODES[mode]) for mode in modes}
     runner = make_runner(decoder, configs[modes[0]])
-    yield {mode: BenchEngine(config, runner, longest, device) for mode, config in configs.items()}
-    del runner
+    made = {mode: BenchEngine(config, runner, longest, device) for mode, config in configs.items()}
+    gc.collect()
+    gc.freeze()  # as the engine's process does before its first step
+    yield made
+    gc.unfreeze()
+    del made, runner
     gc.collect()
     torch.cuda.empty_cache()
 
