@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 import torch
 
 from replica.loading import load_decoder, load_tokenizer
+from replica.messages import Abort
 from replica.runner import DecoderRunner
 from tests.script import Bench, submit
 
@@ -59,6 +63,11 @@ def runner() -> DecoderRunner:
     return DecoderRunner(decoder, BLOCKS, BLOCK)
 
 
+def bench(runner: DecoderRunner, **options: Any) -> Bench:
+    defaults = {"block_size": BLOCK, "kv_tokens": BLOCKS * BLOCK, "max_step_tokens": 512}
+    return Bench(runner, max_model_len=CONTEXT, eos_token_ids=(2,), **(defaults | options))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -72,10 +81,42 @@ def runner() -> DecoderRunner:
     ids=["default", "synchronous", "chunk-7", "no-cache", "chunk-1", "small-pool"],
 )
 def test_greedy_ids_equal_transformers(runner, prompts, expected, options):
-    defaults = {"block_size": BLOCK, "kv_tokens": BLOCKS * BLOCK, "max_step_tokens": 512}
-    engine = Bench(runner, max_model_len=CONTEXT, eos_token_ids=(2,), **(defaults | options))
+    engine = bench(runner, **options)
     for attempt in ("cold", "warm"):
         requests = {f"{attempt}{i}": prompt for i, prompt in enumerate(prompts)}
         engine.run(*(submit(name, p, max_tokens=COUNT) for name, p in requests.items()))
         assert [engine.outputs()[name] for name in requests] == expected
+    engine.close()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_the_number_of_rows_changes_nothing(runner, prompts, expected, rows):
+    engine = bench(runner, max_rows=rows)
+    asked = {f"{copy}.{i}": i for copy in range(4) for i in range(len(prompts))}
+    outputs = engine.run(*(submit(n, prompts[i], max_tokens=COUNT) for n, i in asked.items()))
+    assert outputs == {name: expected[i] for name, i in asked.items()}
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_arrivals_and_cancels_change_nothing(runner, prompts, expected, seed):
+    rng = random.Random(seed)
+    engine = bench(runner, max_rows=5, max_step_tokens=rng.choice([20, 60]), overlap=not seed)
+    cancelled = set()
+    for number in range(12):
+        engine.send(submit(str(number), prompts[number % 4], max_tokens=COUNT))
+        if rng.random() < 0.3:
+            victim = str(rng.randrange(number + 1))
+            cancelled.add(victim)
+            engine.send(Abort(request_id=victim))
+        engine.step(rng.randrange(4))
+    outputs, endings = engine.run(), engine.endings()
+    assert cancelled
+    for number in range(12):
+        got = outputs[str(number)]
+        if endings[str(number)] == "abort":
+            assert str(number) in cancelled
+            assert got == expected[number % 4][: len(got)]
+        else:
+            assert got == expected[number % 4]
     engine.close()
