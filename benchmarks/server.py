@@ -25,6 +25,7 @@ class Server:
     model: str
     ready_s: float
     """From `serve run` to /ready answering 200."""
+    process: subprocess.Popen[bytes]
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def serving(config: Path, **engine: Any) -> Iterator[Server]:
             url = f"http://{host.get('host', '127.0.0.1')}:{host.get('port', 8000)}"
             _wait_ready(url, process, log)
             ready_s = time.perf_counter() - started
-            yield Server(f"{url}/v1", application["args"]["model_name"], ready_s)
+            yield Server(f"{url}/v1", application["args"]["model_name"], ready_s, process)
         finally:
             process.terminate()
             process.wait(60)

@@ -132,22 +132,35 @@ async def long_stream(client: openai.AsyncOpenAI, prompt: str, tokens: int) -> s
 
 def processes(title: str) -> list[int]:
     """Descendants of this process whose command line contains `title`."""
-    parents: dict[int, int] = {}
-    named = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                stat, command = (entry / "stat").read_text(), (entry / "cmdline").read_text()
-                parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-                if title in command:
-                    named.append(int(entry.name))
-    return [pid for pid in named if _descends(pid, parents)]
+    return [pid for pid in descendants(os.getpid()) if title in _read(pid, "cmdline")]
 
 
-def _descends(pid: int, parents: dict[int, int]) -> bool:
-    while pid not in (0, os.getpid()):
-        pid = parents.get(pid, 0)
-    return pid == os.getpid()
+def descendants(ancestor: int) -> list[int]:
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    parents = {pid: _parent(pid) for pid in pids}
+
+    def descends(pid: int) -> bool:
+        parent = parents.get(pid, 0)
+        return parent == ancestor or (parent > 1 and descends(parent))
+
+    return [pid for pid in pids if descends(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    """It runs, and is not just a zombie that nobody has waited for."""
+    return _read(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"])
+
+
+def _parent(pid: int) -> int:
+    fields = _read(pid, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def _read(pid: int, name: str) -> str:
+    """Empty once the process is gone."""
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / name).read_text(errors="replace")
+    return ""
 
 
 def engines() -> list[int]:

@@ -142,6 +142,24 @@ async def test_a_replica_that_is_removed_finishes_what_it_has(site: Site) -> Non
     await site.deploy()
 
 
+async def test_an_ingress_that_is_removed_finishes_what_it_has(site: Site) -> None:
+    """C35, C56: its connections last until their answers are whole; new ones go elsewhere."""
+    async with site.openai() as client:
+        calls = [asyncio.create_task(long_stream(client, prompt, 500)) for prompt in PROMPTS[:8]]
+        await until(lambda: runs(site, 8))
+        shrinking = asyncio.create_task(site.deploy(Ingress={"num_replicas": 1}))
+        later = [complete(client, prompt) for prompt in PROMPTS]
+        assert len(await asyncio.gather(*calls, *later)) == 20
+        await shrinking
+
+        async def one_ingress() -> bool:
+            return len(actors("Ingress")) == 1
+
+        await until(one_ingress, 30)
+        assert await complete(client, "still there?")
+    await site.deploy()
+
+
 async def test_tenants_change_without_a_restart(site: Site, tmp_path: Path) -> None:
     async def status(key: str) -> int:
         async with site.http(key) as client:
