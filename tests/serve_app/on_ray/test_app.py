@@ -46,8 +46,8 @@ async def succeeded(site: Site) -> int:
     return (await site.snapshot()).usage["acme"].outcomes[Outcome.SUCCEEDED]
 
 
-async def one_engine() -> bool:
-    return len(engines()) == 1
+async def only_one(deployment: str) -> bool:
+    return len(actors(deployment)) == 1 and (deployment != "Replica" or len(engines()) == 1)
 
 
 async def test_answers_equal_the_reference_streamed_or_not(
@@ -128,34 +128,17 @@ async def test_what_a_dead_ingress_left_behind_is_aborted(site: Site) -> None:
     assert await site.aborted() == before + 8
 
 
-async def test_a_replica_that_is_removed_finishes_what_it_has(site: Site) -> None:
-    """C56: scaling down fails no request."""
+@pytest.mark.parametrize("kind", ["Replica", "Ingress"])
+async def test_what_is_removed_finishes_what_it_has(site: Site, kind: str) -> None:
+    """C35, C56: scaling down fails no request."""
     async with site.openai() as client:
         calls = [asyncio.create_task(long_stream(client, prompt, 500)) for prompt in PROMPTS[:8]]
         await until(lambda: runs(site, 8))
-        shrinking = asyncio.create_task(site.deploy(Replica={"num_replicas": 1}))
+        shrinking = asyncio.create_task(site.deploy(**{kind: {"num_replicas": 1}}))
         later = [complete(client, prompt) for prompt in PROMPTS]
         assert len(await asyncio.gather(*calls, *later)) == 20
         await shrinking
-        await until(one_engine)
-        assert await complete(client, "still there?")
-    await site.deploy()
-
-
-async def test_an_ingress_that_is_removed_finishes_what_it_has(site: Site) -> None:
-    """C35, C56: its connections last until their answers are whole; new ones go elsewhere."""
-    async with site.openai() as client:
-        calls = [asyncio.create_task(long_stream(client, prompt, 500)) for prompt in PROMPTS[:8]]
-        await until(lambda: runs(site, 8))
-        shrinking = asyncio.create_task(site.deploy(Ingress={"num_replicas": 1}))
-        later = [complete(client, prompt) for prompt in PROMPTS]
-        assert len(await asyncio.gather(*calls, *later)) == 20
-        await shrinking
-
-        async def one_ingress() -> bool:
-            return len(actors("Ingress")) == 1
-
-        await until(one_ingress, 30)
+        await until(lambda: only_one(kind), 30)
         assert await complete(client, "still there?")
     await site.deploy()
 
