@@ -42,9 +42,9 @@ class EngineConfig:
     """Tokens per KV block."""
     max_step_tokens: int = 512
     """Most tokens in one step, decode rows and prompt chunks together."""
-    step_budget_ms: float | None = None
-    """Time that prompt chunks may take of one step, by a cost model fitted at start. Without
-    it, `max_step_tokens` alone bounds a step."""
+    step_budget_ms: float | None = 500.0
+    """Time that prompt chunks may take of one step, by a cost model fitted at start: others wait
+    no longer for their next token. With null, `max_step_tokens` alone bounds a step."""
     prefix_cache: bool = True
     overlap: bool = True
     """Prepare step N+1 while step N runs. Off is the synchronous baseline."""
@@ -64,6 +64,8 @@ class EngineConfig:
                 f"engine.max_step_tokens ({self.max_step_tokens}) must be at least "
                 f"engine.max_rows ({self.max_rows}): every running row takes one token a step"
             )
+        if self.step_budget_ms is not None and self.step_budget_ms <= 0:
+            raise ValueError("engine.step_budget_ms must be positive")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError("engine.kv_tokens must hold at least one block")
 

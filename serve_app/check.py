@@ -28,15 +28,18 @@ DEPLOYMENTS = ("Admission", "Ingress", "Replica")
 def check_serve_config(path: Path) -> list[AppConfig]:
     """The settings of our applications in it. Raises ValueError with a line per mistake, OSError
     if a file cannot be read."""
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: this is not YAML: {error}") from None
     if mistakes := list(_unknown_keys(ServeDeploySchema, data, "")):
         raise ValueError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
     try:
-        return [
-            _check_application(application)
-            for application in ServeDeploySchema.model_validate(data).applications
-            if application.import_path == BUILDER
-        ]
+        applications = ServeDeploySchema.model_validate(data).applications
+        ours = [one for one in applications if one.import_path == BUILDER]
+        if not ours:
+            raise ValueError(f"{path}: no application has the import_path {BUILDER}")
+        return [_check_application(application) for application in ours]
     except ValidationError as error:
         raise ValueError("\n".join(f"{path}: {line}" for line in _sentences(error))) from None
 
@@ -88,11 +91,15 @@ def _model_within(annotation: Any) -> type[BaseModel] | None:
 
 
 def main() -> None:
+    if not sys.argv[1:]:
+        sys.exit("usage: python -m serve_app.check FILE ...")
     for name in sys.argv[1:]:
         try:
             for config in check_serve_config(Path(name)):
                 check_model(config.engine)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            sys.exit(f"{name}: cannot read {error.filename}: {error.strerror}")
+        except ValueError as error:
             sys.exit(str(error))
         print(f"{name}: fine")
 

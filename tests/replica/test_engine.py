@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from replica.budget import CostModel
 from replica.engine import Engine
 from replica.messages import Abort, Backlog, Stop
 from replica.stream import HostDevice
@@ -391,4 +392,17 @@ def test_a_block_that_is_not_full_counts_as_fragmentation():
     engine.run()
     stats = engine.engine.stats()
     assert (stats.kv_slots, stats.kv_tokens) == (0, 0)
+    engine.close()
+
+
+def test_a_long_prompt_holds_no_step_up_by_default():
+    """A step that takes long enough looks like an engine that hangs."""
+    engine = Bench(ScriptRunner(), cost=CostModel(token_ms=10.0), max_model_len=400, kv_tokens=512)
+    engine.send(submit("long", [5] * 300, max_tokens=2))
+    sizes = []
+    while engine.channel.commands or engine.engine.busy:
+        engine.step()
+        if (batch := engine.engine.pipeline.in_flight) is not None:
+            sizes.append(batch.num_tokens)
+    assert max(sizes) == 50
     engine.close()

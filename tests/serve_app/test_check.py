@@ -119,3 +119,19 @@ def test_the_command_ends_with_one_readable_line(tmp_path: Path) -> None:
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [f"{path}: engine.max_rowz: Unexpected keyword argument"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("applications:\n\t- name: x", "this is not YAML"),
+        ("applications: [{name: a, import_path: 'serve_app.app:biuld'}]", "no application has"),
+    ],
+)
+def test_a_file_that_serves_nothing_of_ours_is_no_fine_one(
+    tmp_path: Path, content: str, words: str
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=words):
+        check_serve_config(path)
