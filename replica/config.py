@@ -42,7 +42,7 @@ class EngineConfig:
     """Tokens per KV block."""
     max_step_tokens: int = 512
     """Most tokens in one step, decode rows and prompt chunks together."""
-    step_budget_ms: float | None = 500.0
+    step_budget_ms: float | None = 250.0
     """Time that prompt chunks may take of one step, by a cost model fitted at start: others wait
     no longer for their next token. With null, `max_step_tokens` alone bounds a step."""
     prefix_cache: bool = True

@@ -404,5 +404,5 @@ def test_a_long_prompt_holds_no_step_up_by_default():
         engine.step()
         if (batch := engine.engine.pipeline.in_flight) is not None:
             sizes.append(batch.num_tokens)
-    assert max(sizes) == 50
+    assert max(sizes) == 25
     engine.close()
