@@ -243,19 +243,21 @@ class Scheduler:
         starts = table.scheduled[rows]
         ends = starts + lengths
         samples = np.flatnonzero(ends == table.known[rows] + table.in_flight[rows])
+        sampling = rows[samples]
         table.scheduled[rows] = ends
         table.last_step[rows] = self._next_step
-        table.in_flight[rows[samples]] += 1
+        table.in_flight[sampling] += 1
         self._count_prompt_tokens(rows, starts, ends)
-        self._newest = self._describe(rows, starts, lengths, samples)
+        held = bool((ends[samples] < table.hold_until[sampling]).any())
+        self._newest = self._describe(rows, starts, lengths, samples, held=held)
         self._new_rows.clear()
         self._next_step += 1
         return self._newest
 
-    def _describe(self, rows: Indices, starts: Int32s, lengths: Int32s, samples: Indices) -> Batch:
+    def _describe(
+        self, rows: Indices, starts: Int32s, lengths: Int32s, samples: Indices, *, held: bool
+    ) -> Batch:
         table, newest = self.rows, self._newest
-        sampling = rows[samples]
-        held = bool((table.hold_until[sampling] > (starts + lengths)[samples]).any())
         # While nobody comes or goes, all that depends on who is in the batch stays as it was.
         if (
             newest is not None
@@ -264,6 +266,7 @@ class Scheduler:
             and np.array_equal(samples, newest.samples)
         ):
             return newest.followed_by(self._next_step, starts, lengths, held=held)
+        sampling = rows[samples]
         return Batch(
             step=self._next_step,
             rows=rows,

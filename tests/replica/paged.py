@@ -14,7 +14,24 @@ from torch import Tensor
 
 from replica.attention import AttentionMetadata, PagedAttention
 from replica.kv_cache import KVCache
-from replica.model import Decoder
+from replica.model import Decoder, ModelSpec
+
+
+def attention_spec(heads: int, kv_heads: int, dim: int, layers: int) -> ModelSpec:
+    """The shape of a model of which only the attention is looked at."""
+    return ModelSpec(
+        model_type="llama",
+        vocab_size=1,
+        hidden_size=1,
+        intermediate_size=1,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        max_position=4096,
+        norm_eps=1e-5,
+        rotary_frequencies=(1.0,) * (dim // 2),
+    )
 
 
 class PagedModel:

@@ -13,23 +13,11 @@ from torch import Tensor
 from replica.attention import AttentionMetadata, PagedAttention
 from replica.attention.cpu import MAX_PADDING, similar_lengths
 from replica.kv_cache import KVCache
-from replica.model import ModelSpec
+from tests.replica.paged import attention_spec
 
 HEADS, KV_HEADS, DIM, LAYERS = 6, 2, 8, 2
 
-SPEC = ModelSpec(
-    model_type="llama",
-    vocab_size=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_layers=LAYERS,
-    num_heads=HEADS,
-    num_kv_heads=KV_HEADS,
-    head_dim=DIM,
-    max_position=4096,
-    norm_eps=1e-5,
-    rotary_frequencies=(1.0,) * (DIM // 2),
-)
+SPEC = attention_spec(HEADS, KV_HEADS, DIM, LAYERS)
 
 
 class Pool:

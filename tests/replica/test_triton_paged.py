@@ -12,7 +12,7 @@ from torch import Tensor
 
 from replica.attention import AttentionMetadata
 from replica.kv_cache import BlockedKVCache
-from replica.model import ModelSpec
+from tests.replica.paged import attention_spec
 
 LAYERS = 2
 STEPS = [
@@ -48,19 +48,7 @@ class Pool:
         self.context_lens = [new + old for new, old in rows]
         widths = [-(-length // block_size) for length in self.context_lens]
         num_blocks = sum(widths) + 3
-        spec = ModelSpec(
-            model_type="llama",
-            vocab_size=1,
-            hidden_size=1,
-            intermediate_size=1,
-            num_layers=LAYERS,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=dim,
-            max_position=4096,
-            norm_eps=1e-5,
-            rotary_frequencies=(1.0,) * (dim // 2),
-        )
+        spec = attention_spec(heads, kv_heads, dim, LAYERS)
         self.cache = BlockedKVCache(spec, num_blocks, block_size, dtype, torch.device(device))
         self.cache.layers.fill_(torch.nan)
         blocks = list(range(num_blocks))
