@@ -12,11 +12,13 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from replica.messages import TokenLogprobs
 from replica.sequence import Sequence
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64s: TypeAlias = npt.NDArray[np.int64]
+Float32s: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.intp]
 """numpy indexes with this type; any other is converted each time."""
 
@@ -40,11 +42,19 @@ class Batch:
     greedy: bool
     """Every sampling row is greedy."""
     filtered: bool
-    """Some sampling row keeps only its most likely tokens (top-k, top-p)."""
+    """Some sampling row keeps only its most likely tokens (top-k, top-p, min-p)."""
+    shaped: bool
+    """Some sampling row's logits are changed by penalties or biases."""
+    logprobs: bool
+    """Some sampling row is to tell the log probabilities of its token."""
     held: bool
     """Some sampling row may not stop yet (`min_tokens`)."""
     constrained: bool
     """Some sampling row has a mask that depends on tokens still in flight."""
+    shaped_rows: Indices
+    """Those of the new rows whose biases and past tokens travel with this step, too."""
+    past: tuple[int, int]
+    """Tokens of their prompts and outputs so far, all together."""
 
     @property
     def num_tokens(self) -> int:
@@ -64,11 +74,18 @@ class Batch:
             lengths=lengths,
             held=held,
             new_rows=self.new_rows[:0],
+            shaped_rows=self.shaped_rows[:0],
+            past=(0, 0),
         )
 
     @classmethod
-    def padding(cls, size: int, *, greedy: bool = True, filtered: bool = False) -> Batch:
-        """A step of `size` decode rows that belong to nobody: what a graph is captured with."""
+    def padding(
+        cls, size: int, *, greedy: bool = True, filtered: bool = False, shaped: bool = False
+    ) -> Batch:
+        """A step of `size` decode rows that belong to nobody: what a graph is captured with.
+
+        With `shaped`, stop tokens may be held back, too.
+        """
         rows = np.arange(size)
         return cls(
             step=0,
@@ -80,8 +97,32 @@ class Batch:
             new_rows=rows[:0],
             greedy=greedy,
             filtered=filtered,
-            held=False,
+            shaped=shaped,
+            logprobs=False,
+            held=shaped,
             constrained=False,
+            shaped_rows=rows[:0],
+            past=(0, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepLogprobs:
+    """Of S sampling rows, by the model's own logits. K alternatives, most likely first."""
+
+    chosen: Float32s
+    """[S]"""
+    top_ids: Int32s
+    """[S, K]"""
+    top: Float32s
+    """[S, K]"""
+
+    def of(self, index: int, alternatives: int) -> TokenLogprobs:
+        """Of one row's token, with so many alternatives."""
+        return TokenLogprobs(
+            float(self.chosen[index]),
+            tuple(self.top_ids[index, :alternatives].tolist()),
+            tuple(self.top[index, :alternatives].tolist()),
         )
 
 
@@ -91,3 +132,5 @@ class StepOutput:
 
     batch: Batch
     ids: Int64s
+    logprobs: StepLogprobs | None = None
+    """Where the batch asked for them."""

@@ -178,7 +178,9 @@ class Engine:
         if self._stopping:
             raise ValueError("the replica is shutting down")
         sampling = submit.sampling
-        named = (submit.prompt_ids, sampling.stop_token_ids, sampling.allowed_token_ids or ())
+        biased = [token for token, _ in sampling.logit_bias]
+        allowed = sampling.allowed_token_ids or ()
+        named = (submit.prompt_ids, sampling.stop_token_ids, allowed, biased)
         if any(not 0 <= token < self._vocab_size for ids in named for token in ids):
             raise ValueError(f"token ids must lie in [0, {self._vocab_size})")
         sequence = Sequence.from_submit(

@@ -27,6 +27,7 @@ import torch
 from replica.batch import Batch, StepOutput
 from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
 from replica.io_slot import IOSlot, Sizes
+from replica.logprobs import token_logprobs
 from replica.masks import MaskBuilder
 from replica.rows import Rows
 from replica.runner import ModelRunner
@@ -138,6 +139,8 @@ class Pipeline:
         slot = lane.slot
         with self._device.span(f"launch {batch.step}"):
             slot.fill(batch, self._rows, self._graphs.padded(len(batch.samples)))
+            if len(batch.shaped_rows):
+                self._h2d.run(slot.upload_shapes)
             self._h2d.run(slot.upload)
             # Producer: upload. Consumer: forward. Else it would read the inputs of step N-2.
             lane.h2d_done.record()
@@ -176,7 +179,7 @@ class Pipeline:
             began = time.thread_time()
             lane.d2h_done.synchronize()
             self.waiting_s += time.thread_time() - began
-        output = StepOutput(batch, lane.slot.results(len(batch.samples)))
+        output = lane.slot.results(batch)
         if self.in_flight is batch:
             self.in_flight = None
         if self._on_idle is not None:
@@ -217,18 +220,30 @@ class Pipeline:
             key = self._sampling_key(batch, lane)
             work = partial(self._choose, batch, slot)
             self._compute.run(lambda: self._graphs.run(key, count, work))
+        if batch.logprobs:
+            told = GraphKey("logprobs", lane.index, self._graphs.padded(count))
+            work_of_logprobs = partial(self._tell, count, slot)
+            self._compute.run(lambda: self._graphs.run(told, count, work_of_logprobs))
         timing.end.record()
         # Producer: sampling. Consumer: download. Else it would fetch the ids of step N-2.
         lane.compute_done.record()
         lane.compute_done.block(self._d2h)
-        self._d2h.run(slot.download)
+        self._d2h.run(partial(slot.download, batch.logprobs))
         lane.d2h_done.record()
 
     def _choose(self, batch: Batch, slot: IOSlot) -> None:
         count = len(batch.samples)
         mask = slot.mask[:count] if batch.constrained else None
         logits = self._logits[:count]
-        slot.sampled[:count] = self._sampler.sample(batch, slot.device, logits, mask)
+        ids = self._sampler.sample(batch, slot.device, logits, mask)
+        slot.outputs["sampled"][:count] = ids
+
+    def _tell(self, count: int, slot: IOSlot) -> None:
+        """Log probabilities of what was sampled; sampling has left the logits alone."""
+        outputs = slot.outputs
+        told = token_logprobs(self._logits[:count], outputs["sampled"][:count])
+        for name, values in zip(("chosen", "top_ids", "top"), told, strict=True):
+            outputs[name][:count] = values
 
     def _captures(self) -> Iterator[tuple[GraphKey, Work]]:
         """What is recorded. Large sizes come first: others then fit into their memory."""
@@ -237,6 +252,7 @@ class Pipeline:
                 Batch.padding(size),
                 Batch.padding(size, greedy=False),
                 Batch.padding(size, greedy=False, filtered=True),
+                Batch.padding(size, greedy=False, filtered=True, shaped=True),
             ):
                 forward, sampling = self._forward_key(batch, lane), self._sampling_key(batch, lane)
                 assert forward is not None
@@ -244,6 +260,8 @@ class Pipeline:
                 if batch.greedy:
                     yield forward, partial(self._forward, batch, lane.slot)
                 yield sampling, partial(self._choose, batch, lane.slot)
+            told = GraphKey("logprobs", lane.index, size)
+            yield told, partial(self._tell, size, lane.slot)
 
     def _forward_key(self, batch: Batch, lane: _Lane) -> GraphKey | None:
         """None for steps with prompt chunks, whose shapes are too many to record."""
@@ -252,10 +270,12 @@ class Pipeline:
         return GraphKey("forward", lane.index, self._graphs.padded(len(batch.samples)))
 
     def _sampling_key(self, batch: Batch, lane: _Lane) -> GraphKey | None:
-        """None where a row is held back or constrained: rare, and not worth twice the graphs."""
-        if batch.held or batch.constrained:
+        """None where a row is constrained: rare, and not worth twice the graphs."""
+        if batch.constrained:
             return None
-        kind: SamplingKind = (
-            "greedy" if batch.greedy else "filtered" if batch.filtered else "random"
-        )
+        kind: SamplingKind = "greedy" if batch.greedy else "random"
+        if batch.shaped or batch.held:
+            kind = "shaped"
+        elif batch.filtered and not batch.greedy:
+            kind = "filtered"
         return GraphKey("sampling", lane.index, self._graphs.padded(len(batch.samples)), kind)

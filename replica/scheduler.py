@@ -17,7 +17,7 @@ import numpy as np
 from replica.batch import Batch, Bools, Indices, Int32s, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import Budget, CostModel
-from replica.messages import FinishReason, Output
+from replica.messages import FinishReason, Output, TokenLogprobs
 from replica.rows import NEVER, Rows
 from replica.sequence import Key, Sequence
 
@@ -196,6 +196,8 @@ class Scheduler:
         free = blocks.num_free - int(self.rows.live.sum())
         if free < sequence.blocks_wanted:
             return None
+        if sequence.sampling.shaped and len(sequence.token_ids) > self._room_for_pasts():
+            return None
         cached, chain = blocks.match(sequence.cache_salt, sequence.token_ids)
         wanted = blocks.blocks_for(len(sequence.token_ids)) - len(cached)
         sequence.blocks_wanted = wanted + blocks.num_evictable(cached)
@@ -212,6 +214,12 @@ class Scheduler:
         row = self.rows.assign(sequence, cached + blocks.allocate(wanted), num_cached)
         self._new_rows.add(row)
         return row
+
+    def _room_for_pasts(self) -> int:
+        """Tokens: the next step carries the past of new shaped rows, as much as one context."""
+        rows = self.rows
+        travelling = [row for row in self._new_rows if rows.shaped[row]]
+        return rows.max_model_len - int(rows.known[travelling].sum())
 
     def _prompt_chunks(self, admitted: list[int], tokens: int) -> dict[int, int]:
         """Tokens per prompt row. The first prompt leaves a reserve to the shortest others, so
@@ -267,6 +275,8 @@ class Scheduler:
         ):
             return newest.followed_by(self._next_step, starts, lengths, held=held)
         sampling = rows[samples]
+        new_rows = np.array([r for r in self._new_rows if table.sequences[r]], np.intp)
+        shaped = new_rows[table.shaped[new_rows]]
         return Batch(
             step=self._next_step,
             rows=rows,
@@ -274,11 +284,15 @@ class Scheduler:
             lengths=lengths,
             sequences=tuple(table.sequence(row) for row in rows.tolist()),
             samples=samples,
-            new_rows=np.array([r for r in self._new_rows if table.sequences[r]], np.intp),
+            new_rows=new_rows,
             greedy=bool(table.greedy[sampling].all()),
             filtered=bool(table.filtered[sampling].any()),
+            shaped=bool(table.shaped[sampling].any()),
+            logprobs=bool((table.logprobs[sampling] >= 0).any()),
             held=held,
             constrained=bool(table.constrained[sampling].any()),
+            shaped_rows=shaped,
+            past=(int(table.prompt[shaped].sum()), int(table.output_lens(shaped).sum())),
         )
 
     def _count_prompt_tokens(self, rows: Indices, starts: Int32s, ends: Int32s) -> None:
@@ -303,10 +317,12 @@ class Scheduler:
     def _append(self, output: StepOutput) -> None:
         rows, ids = self.rows, output.ids
         sampled = output.batch.rows[output.batch.samples]
+        logprobs = self._logprobs(output, sampled)
         rows.in_flight[sampled] -= 1
         if rows.ended.any():
             kept = ~rows.ended[sampled]
             sampled, ids = sampled[kept], ids[kept]
+            logprobs = [told for told, keep in zip(logprobs, kept, strict=True) if keep]
             self.counts["surplus_rows"] += len(kept) - len(sampled)
         self.counts["output_tokens"] += len(sampled)
         known = rows.known[sampled]
@@ -318,11 +334,18 @@ class Scheduler:
         reasons = self._finish_all(sequences, stopped, over)
         offsets = (known - rows.prompt[sampled]).tolist()
         self.outputs += [
-            Output(s.request_id, s.attempt, offset, (token,), reason, s.num_cached)
-            for s, token, offset, reason in zip(
-                sequences, ids.tolist(), offsets, reasons, strict=True
+            Output(s.request_id, s.attempt, offset, (token,), reason, s.num_cached, "", told)
+            for s, token, offset, reason, told in zip(
+                sequences, ids.tolist(), offsets, reasons, logprobs, strict=True
             )
         ]
+
+    def _logprobs(self, output: StepOutput, sampled: Indices) -> list[tuple[TokenLogprobs, ...]]:
+        """What each of the sampled rows is told of its token."""
+        if output.logprobs is None:
+            return [()] * len(sampled)
+        step, asked = output.logprobs, self.rows.logprobs[sampled].tolist()
+        return [() if count < 0 else (step.of(i, count),) for i, count in enumerate(asked)]
 
     def _finish_all(
         self, sequences: list[Sequence], stopped: Bools, over: Bools

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from replica.messages import FinishReason, Sampling, Submit
+from replica.messages import MAX_BIASES, MAX_LOGPROBS, FinishReason, Sampling, Submit
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 Bits: TypeAlias = npt.NDArray[np.uint8]
@@ -76,8 +76,7 @@ class Sequence:
             raise ValueError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
         own = () if sampling.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))
-        if len(stop_ids) > MAX_STOP_IDS:
-            raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
+        _check_widths(sampling, stop_ids)
         allowed = sampling.allowed_token_ids
         if allowed is not None and not set(allowed).difference(
             stop_ids if sampling.min_tokens else ()
@@ -103,3 +102,13 @@ class Sequence:
     def priority(self) -> tuple[int, int]:
         """Smaller runs first and is preempted last."""
         return self.band, self.order
+
+
+def _check_widths(sampling: Sampling, stop_ids: tuple[int, ...]) -> None:
+    """Raises ValueError for more than the engine's tables hold."""
+    if len(stop_ids) > MAX_STOP_IDS:
+        raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} biased tokens, not {len(sampling.logit_bias)}")
+    if not 0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS:
+        raise ValueError(f"at most {MAX_LOGPROBS} alternatives of a token")

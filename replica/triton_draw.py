@@ -75,7 +75,7 @@ def _border_of_top_p(row, vocab_size, mass, least, BLOCK: tl.constexpr):
 
 @triton.jit
 def _draw(
-    probabilities, row_stride, top_ks, k_stride, top_ps, p_stride, numbers, out, vocab_size,
+    probabilities, row_stride, top_ks, k_stride, top_ps, p_stride, leasts, numbers, out, vocab_size,
     FILTERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0)
@@ -90,6 +90,7 @@ def _draw(
             mass = p.to(tl.float64) * _mass(row, vocab_size, border, BLOCK)
             mass = tl.maximum(mass, 1e-300)
             border = tl.maximum(border, _border_of_top_p(row, vocab_size, mass, border, BLOCK))
+        border = tl.maximum(border, tl.load(leasts + index).to(tl.int32, bitcast=True))
     target = tl.load(numbers + index) * _mass(row, vocab_size, border, BLOCK)
 
     i = tl.arange(0, BLOCK)
@@ -110,17 +111,24 @@ def _draw(
 
 
 def draw(
-    probabilities: Tensor, top_k: Tensor, top_p: Tensor, numbers: Tensor, *, filtered: bool
+    probabilities: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    least: Tensor,
+    numbers: Tensor,
+    *,
+    filtered: bool,
 ) -> Tensor:
     """int64 [S] tokens.
 
-    probabilities: float32 [S, V]. top_k: int64 [S], 0 keeps all. top_p: float32 [S]. numbers:
-    float64 [S] in [0, 1). Without `filtered`, top_k and top_p are not looked at.
+    probabilities: float32 [S, V]. top_k: int64 [S], 0 keeps all. top_p: float32 [S]. least:
+    float32 [S], contiguous: what is less likely is not drawn. numbers: float64 [S] in [0, 1).
+    Without `filtered`, top_k, top_p and least are not looked at.
     """
     count, vocab_size = probabilities.shape
     out = torch.empty(count, dtype=torch.int64, device=probabilities.device)
     _draw[(count,)](
         probabilities, probabilities.stride(0), top_k, top_k.stride(0), top_p, top_p.stride(0),
-        numbers, out, vocab_size, FILTERED=filtered, BLOCK=BLOCK, num_warps=8,
+        least, numbers, out, vocab_size, FILTERED=filtered, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return out
