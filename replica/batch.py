@@ -23,6 +23,28 @@ Indices: TypeAlias = npt.NDArray[np.intp]
 """numpy indexes with this type; any other is converted each time."""
 
 
+MAX_SCORES = 128
+"""Most prompt positions whose log probabilities one step computes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """P prompt positions whose log probabilities a step is to tell."""
+
+    tokens: Indices
+    """[P] indices into the step's tokens."""
+    targets: Int32s
+    """[P] the prompt token behind each."""
+    owners: tuple[tuple[int, int], ...]
+    """(index into the B rows, positions), in the order of `tokens`."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+NOTHING_SCORED = Scores(np.zeros(0, np.intp), np.zeros(0, np.int32), ())
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """B rows of one step: rows with one token, then prompt chunks."""
@@ -55,10 +77,16 @@ class Batch:
     """Those of the new rows whose biases and past tokens travel with this step, too."""
     past: tuple[int, int]
     """Tokens of their prompts and outputs so far, all together."""
+    scores: Scores = NOTHING_SCORED
 
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens whose logits are wanted: those of `samples`, then those of `scores`."""
+        return len(self.samples) + len(self.scores)
 
     @property
     def decodes_only(self) -> bool:
@@ -76,6 +104,7 @@ class Batch:
             new_rows=self.new_rows[:0],
             shaped_rows=self.shaped_rows[:0],
             past=(0, 0),
+            scores=NOTHING_SCORED,
         )
 
     @classmethod
@@ -134,3 +163,5 @@ class StepOutput:
     ids: Int64s
     logprobs: StepLogprobs | None = None
     """Where the batch asked for them."""
+    scores: StepLogprobs | None = None
+    """Where the batch asked for them: of [P] prompt tokens."""

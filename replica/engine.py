@@ -18,7 +18,7 @@ from replica.config import EngineConfig
 from replica.graph_pool import Graphs
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
-from replica.masks import AllowedTokens, MaskBuilder
+from replica.masks import MaskBuilder, constraint_of
 from replica.messages import Abort, Backlog, Command, Output, Stats, StepReport, Stop, Submit
 from replica.pipeline import Pipeline
 from replica.rows import Rows
@@ -180,14 +180,19 @@ class Engine:
         sampling = submit.sampling
         biased = [token for token, _ in sampling.logit_bias]
         allowed = sampling.allowed_token_ids or ()
-        named = (submit.prompt_ids, sampling.stop_token_ids, allowed, biased)
+        named = (
+            submit.prompt_ids,
+            sampling.stop_token_ids,
+            allowed,
+            biased,
+            *sampling.bad_token_ids,
+        )
         if any(not 0 <= token < self._vocab_size for ids in named for token in ids):
             raise ValueError(f"token ids must lie in [0, {self._vocab_size})")
         sequence = Sequence.from_submit(
             submit, max_model_len=self._max_model_len, eos_token_ids=self._eos_token_ids
         )
-        if sampling.allowed_token_ids is not None:
-            sequence.constraint = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
+        sequence.constraint = constraint_of(sampling, self._vocab_size)
         return sequence
 
     def _abort(self, key: Key) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.batch import Batch, Indices, Int32s, Int64s, StepLogprobs, StepOutput
+from replica.batch import MAX_SCORES, Batch, Indices, Int32s, Int64s, StepLogprobs, StepOutput
 from replica.messages import MAX_BIASES, MAX_LOGPROBS
 from replica.rows import Rows
 from replica.sequence import MAX_STOP_IDS, Bits
@@ -59,7 +59,9 @@ def input_layout(sizes: Sizes) -> Layout:
         "carried_from": (torch.int64, tokens),  # row whose last token this is, or -1
         "positions": (torch.int64, tokens),
         "slot_mapping": (torch.int64, tokens),  # where each token's K and V go in the pool
-        "sample_index": (torch.int64, rows),  # which tokens' logits are sampled from
+        # which tokens' logits are sampled from, and then which ones tell scores
+        "sample_index": (torch.int64, (sizes.max_rows + MAX_SCORES,)),
+        "score_targets": (torch.int64, (MAX_SCORES,)),
         "sample_rows": (torch.int64, rows),
         "sample_positions": (torch.int64, rows),  # of the tokens to be sampled
         "new_rows": (torch.int64, rows),
@@ -85,13 +87,21 @@ def shape_layout(sizes: Sizes) -> Layout:
 
 def output_layout(sizes: Sizes) -> Layout:
     """What a step brings: ids, and behind them what is fetched where it was asked for."""
-    rows, top = (sizes.max_rows,), (sizes.max_rows, min(MAX_LOGPROBS, sizes.vocab_size))
+    rows, top = sizes.max_rows, min(MAX_LOGPROBS, sizes.vocab_size)
     return {
-        "sampled": (torch.int64, rows),
-        "chosen": (torch.float32, rows),
-        "top_ids": (torch.int32, top),
-        "top": (torch.float32, top),
+        "sampled": (torch.int64, (rows,)),
+        "chosen": (torch.float32, (rows,)),
+        "top_ids": (torch.int32, (rows, top)),
+        "top": (torch.float32, (rows, top)),
+        "score": (torch.float32, (MAX_SCORES,)),
+        "score_top_ids": (torch.int32, (MAX_SCORES, top)),
+        "score_top": (torch.float32, (MAX_SCORES, top)),
     }
+
+
+LOGPROBS = ("chosen", "top_ids", "top")
+SCORES = ("score", "score_top_ids", "score_top")
+"""Fields of `StepLogprobs` in `output_layout`."""
 
 
 def packed(
@@ -170,6 +180,10 @@ class IOSlot:
             self._fill_shaped_rows(batch, rows)
         if count < padded:
             self.pad_samples(count, padded)
+        if len(batch.scores):
+            scores = slice(count, count + len(batch.scores))
+            self._host["sample_index"][scores] = batch.scores.tokens
+            self._host["score_targets"][: len(batch.scores)] = batch.scores.targets
 
     def pad_rows(self, first: int, last: int) -> None:
         """CPU: make rows `first` to `last` decode rows, each a sequence of one token that lives
@@ -199,9 +213,9 @@ class IOSlot:
         """H2D stream."""
         self._copy(self._device_shapes, self._host_shapes)
 
-    def download(self, logprobs: bool) -> None:
-        """D2H stream."""
-        size = None if logprobs else self._ids_only
+    def download(self, batch: Batch) -> None:
+        """D2H stream: ids, and with them whatever this batch has asked for."""
+        size = None if batch.logprobs or len(batch.scores) else self._ids_only
         self._copy(self._host_outputs[:size], self._device_outputs[:size])
 
     def upload_mask(self) -> None:
@@ -217,10 +231,16 @@ class IOSlot:
         """CPU: a copy of what the step brought."""
         count, host = len(batch.samples), self._results
         ids: Int64s = host["sampled"][:count].copy()
-        if not batch.logprobs:
-            return StepOutput(batch, ids)
-        told = (host[name][:count].copy() for name in ("chosen", "top_ids", "top"))
-        return StepOutput(batch, ids, StepLogprobs(*told))
+
+        def told(names: tuple[str, ...], count: int) -> StepLogprobs:
+            return StepLogprobs(*(host[name][:count].copy() for name in names))
+
+        return StepOutput(
+            batch,
+            ids,
+            told(LOGPROBS, count) if batch.logprobs else None,
+            told(SCORES, len(batch.scores)) if len(batch.scores) else None,
+        )
 
     def poison(self) -> None:
         """Race tests: make any later read of this idle slot show."""

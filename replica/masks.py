@@ -6,11 +6,14 @@ settled, while the forward pass of its own step runs (`Pipeline.finish`).
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from replica.batch import Batch
+from replica.messages import Sampling
 from replica.rows import Rows
-from replica.sequence import Bits, TokenIds
+from replica.sequence import Bits, Constraint, TokenIds
 
 ALL_ALLOWED = 0xFF
 
@@ -25,6 +28,47 @@ class AllowedTokens:
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         bits[:] = self._bits
+
+
+class BadTokens:
+    """Sequences of tokens that must not come up: the last token of one is not allowed where the
+    others have just been sampled."""
+
+    def __init__(self, sequences: tuple[tuple[int, ...], ...]) -> None:
+        self._sequences = sequences
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        bits[:] = ALL_ALLOWED
+        longest = max(map(len, self._sequences)) - 1
+        recent = tuple(output_ids[len(output_ids) - min(longest, len(output_ids)) :].tolist())
+        for *before, last in self._sequences:
+            if not before or recent[-len(before) :] == tuple(before):
+                bits[last >> 3] &= ~(1 << (last & 7)) & 0xFF
+
+
+class Both:
+    """What two constraints allow; what the first one does where that is nothing."""
+
+    def __init__(self, first: Constraint, second: Constraint) -> None:
+        self._first, self._second = first, second
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        self._first.fill(output_ids, bits)
+        further = np.empty_like(bits)
+        self._second.fill(output_ids, further)
+        further &= bits
+        if further.any():
+            bits[:] = further
+
+
+def constraint_of(sampling: Sampling, vocab_size: int) -> Constraint | None:
+    """What limits the tokens of a sequence beyond its penalties."""
+    constraints: list[Constraint] = []
+    if sampling.allowed_token_ids is not None:
+        constraints.append(AllowedTokens(sampling.allowed_token_ids, vocab_size))
+    if sampling.bad_token_ids:
+        constraints.append(BadTokens(sampling.bad_token_ids))
+    return reduce(Both, constraints) if constraints else None
 
 
 class MaskBuilder:

@@ -53,8 +53,12 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ends the sequence beside the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     """The model's own end-of-sequence ids do not end the sequence."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first. The prompt is then computed in full."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens may be sampled."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output never contains."""
 
     @property
     def shaped(self) -> bool:
@@ -131,6 +135,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     """Why, when `finish_reason` is "error"."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per id of `token_ids` where they were asked for, else none."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With the first token, where they were asked for: one per prompt token but the first."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,16 +17,17 @@ stream alone. With graphs, forward and sampling are replayed where their shape w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from replica.batch import Batch, StepOutput
 from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
-from replica.io_slot import IOSlot, Sizes
+from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
 from replica.logprobs import token_logprobs
 from replica.masks import MaskBuilder
 from replica.rows import Rows
@@ -212,7 +213,11 @@ class Pipeline:
     def _forward(self, batch: Batch, slot: IOSlot) -> None:
         input_ids = self._sampler.input_ids(batch, slot.device)
         logits = self._runner.forward(batch, input_ids, slot.device)
-        self._logits[: len(logits)].copy_(logits)
+        count, scores = len(batch.samples), len(batch.scores)
+        self._logits[:count].copy_(logits[:count])
+        if scores:
+            targets = slot.device["score_targets"][:scores]
+            _write(slot.outputs, SCORES, token_logprobs(logits[count:], targets))
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
         slot, count = lane.slot, len(batch.samples)
@@ -228,7 +233,7 @@ class Pipeline:
         # Producer: sampling. Consumer: download. Else it would fetch the ids of step N-2.
         lane.compute_done.record()
         lane.compute_done.block(self._d2h)
-        self._d2h.run(partial(slot.download, batch.logprobs))
+        self._d2h.run(partial(slot.download, batch))
         lane.d2h_done.record()
 
     def _choose(self, batch: Batch, slot: IOSlot) -> None:
@@ -240,10 +245,8 @@ class Pipeline:
 
     def _tell(self, count: int, slot: IOSlot) -> None:
         """Log probabilities of what was sampled; sampling has left the logits alone."""
-        outputs = slot.outputs
-        told = token_logprobs(self._logits[:count], outputs["sampled"][:count])
-        for name, values in zip(("chosen", "top_ids", "top"), told, strict=True):
-            outputs[name][:count] = values
+        sampled = slot.outputs["sampled"][:count]
+        _write(slot.outputs, LOGPROBS, token_logprobs(self._logits[:count], sampled))
 
     def _captures(self) -> Iterator[tuple[GraphKey, Work]]:
         """What is recorded. Large sizes come first: others then fit into their memory."""
@@ -279,3 +282,9 @@ class Pipeline:
         elif batch.filtered and not batch.greedy:
             kind = "filtered"
         return GraphKey("sampling", lane.index, self._graphs.padded(len(batch.samples)), kind)
+
+
+def _write(outputs: Mapping[str, Tensor], names: Sequence[str], values: Sequence[Tensor]) -> None:
+    """Into the first places of static buffers."""
+    for name, value in zip(names, values, strict=True):
+        outputs[name][: len(value)] = value

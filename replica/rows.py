@@ -50,6 +50,10 @@ class Rows:
         """Its logits are changed by penalties or biases."""
         self.logprobs = np.full(max_rows, NONE_ASKED, np.int32)
         """Alternatives to be told of each of its tokens."""
+        self.scored = np.zeros(max_rows, np.int32)
+        """Prompt positions whose log probabilities are computed or being computed."""
+        self.score_end = np.zeros(max_rows, np.int32)
+        """How many are asked for."""
         self.constrained = np.zeros(max_rows, bool)
         """Its tokens are limited by a mask."""
         self.stop_ids = np.full((max_rows, MAX_STOP_IDS), NO_TOKEN, np.int32)
@@ -104,6 +108,8 @@ class Rows:
         self.filtered[row] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
         self.shaped[row] = sampling.shaped
         self.logprobs[row] = NONE_ASKED if sampling.logprobs is None else sampling.logprobs
+        self.scored[row] = len(sequence.prompt_logprobs)
+        self.score_end[row] = sequence.score_end
         self.constrained[row] = sequence.constraint is not None
         self.live[row] = True
         sequence.row = row

@@ -19,10 +19,10 @@ class ModelRunner(Protocol):
     vocab_size: int
 
     def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """float32 [S, V] logits of the sampling rows, the caller's to overwrite.
+        """float32 [S + P, V] logits of the sampling rows, then of the tokens to be scored.
 
         input_ids: int64 [T]. inputs: the device views of `replica.io_slot.input_layout`, of
-        which the first T, S or B entries are valid. Runs on the compute stream.
+        which the first T, S + P, S or B entries are valid. Runs on the compute stream.
         """
 
 
@@ -51,6 +51,6 @@ class DecoderRunner:
                 slot_mapping=inputs["slot_mapping"][:count],
             )
         )
-        samples = inputs["sample_index"][: len(batch.samples)]
-        logits: Tensor = self._decoder(input_ids, inputs["positions"][:count], attend, samples)
+        wanted = inputs["sample_index"][: batch.num_logits]
+        logits: Tensor = self._decoder(input_ids, inputs["positions"][:count], attend, wanted)
         return logits

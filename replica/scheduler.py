@@ -14,11 +14,13 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from replica.batch import Batch, Bools, Indices, Int32s, StepOutput
+from replica.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import Budget, CostModel
+from replica.describe import describe
 from replica.messages import FinishReason, Output, TokenLogprobs
 from replica.rows import NEVER, Rows
+from replica.scores import deliver_scores
 from replica.sequence import Key, Sequence
 
 MAX_OVERTAKEN = 32
@@ -118,6 +120,8 @@ class Scheduler:
         if output is not None:
             self._collected = output.batch.step
             self._index_full_blocks(output.batch)
+            if output.scores is not None:
+                deliver_scores(output.batch, output.scores)
             self._append(output)
         self._retire_rows()
 
@@ -198,7 +202,7 @@ class Scheduler:
             return None
         if sequence.sampling.shaped and len(sequence.token_ids) > self._room_for_pasts():
             return None
-        cached, chain = blocks.match(sequence.cache_salt, sequence.token_ids)
+        cached, chain = self._cached(sequence)
         wanted = blocks.blocks_for(len(sequence.token_ids)) - len(cached)
         sequence.blocks_wanted = wanted + blocks.num_evictable(cached)
         if free < sequence.blocks_wanted:
@@ -214,6 +218,12 @@ class Scheduler:
         row = self.rows.assign(sequence, cached + blocks.allocate(wanted), num_cached)
         self._new_rows.add(row)
         return row
+
+    def _cached(self, sequence: Sequence) -> tuple[list[int], list[bytes]]:
+        """Blocks of its prefix, and their digests. A prompt that is scored is computed in full."""
+        if len(sequence.prompt_logprobs) < sequence.score_end:
+            return [], []
+        return self.blocks.match(sequence.cache_salt, sequence.token_ids)
 
     def _room_for_pasts(self) -> int:
         """Tokens: the next step carries the past of new shaped rows, as much as one context."""
@@ -232,10 +242,17 @@ class Scheduler:
         )
         sizes = dict.fromkeys(ordered, 0)
 
+        scores = MAX_SCORES
+
         def give(budget: Budget, candidates: Iterable[int]) -> None:
+            nonlocal scores
             for row in candidates:
                 start = int(rows.scheduled[row]) + sizes[row]
-                sizes[row] += budget.take(start, int(pending[row]) - sizes[row])
+                scored = start < rows.score_end[row]
+                wanted = int(pending[row]) - sizes[row]
+                size = budget.take(start, min(wanted, scores) if scored else wanted)
+                sizes[row] += size
+                scores -= size if scored else 0
 
         budget = Budget(tokens, self._step_budget_ms, self.cost)
         if len(ordered) > 1:
@@ -256,44 +273,12 @@ class Scheduler:
         table.last_step[rows] = self._next_step
         table.in_flight[sampling] += 1
         self._count_prompt_tokens(rows, starts, ends)
-        held = bool((ends[samples] < table.hold_until[sampling]).any())
-        self._newest = self._describe(rows, starts, lengths, samples, held=held)
+        self._newest = describe(
+            table, self._newest, self._next_step, rows, starts, lengths, samples, self._new_rows
+        )
         self._new_rows.clear()
         self._next_step += 1
         return self._newest
-
-    def _describe(
-        self, rows: Indices, starts: Int32s, lengths: Int32s, samples: Indices, *, held: bool
-    ) -> Batch:
-        table, newest = self.rows, self._newest
-        # While nobody comes or goes, all that depends on who is in the batch stays as it was.
-        if (
-            newest is not None
-            and not self._new_rows
-            and np.array_equal(rows, newest.rows)
-            and np.array_equal(samples, newest.samples)
-        ):
-            return newest.followed_by(self._next_step, starts, lengths, held=held)
-        sampling = rows[samples]
-        new_rows = np.array([r for r in self._new_rows if table.sequences[r]], np.intp)
-        shaped = new_rows[table.shaped[new_rows]]
-        return Batch(
-            step=self._next_step,
-            rows=rows,
-            starts=starts,
-            lengths=lengths,
-            sequences=tuple(table.sequence(row) for row in rows.tolist()),
-            samples=samples,
-            new_rows=new_rows,
-            greedy=bool(table.greedy[sampling].all()),
-            filtered=bool(table.filtered[sampling].any()),
-            shaped=bool(table.shaped[sampling].any()),
-            logprobs=bool((table.logprobs[sampling] >= 0).any()),
-            held=held,
-            constrained=bool(table.constrained[sampling].any()),
-            shaped_rows=shaped,
-            past=(int(table.prompt[shaped].sum()), int(table.output_lens(shaped).sum())),
-        )
 
     def _count_prompt_tokens(self, rows: Indices, starts: Int32s, ends: Int32s) -> None:
         prompt_ends = self.rows.prompt[rows]
@@ -334,7 +319,16 @@ class Scheduler:
         reasons = self._finish_all(sequences, stopped, over)
         offsets = (known - rows.prompt[sampled]).tolist()
         self.outputs += [
-            Output(s.request_id, s.attempt, offset, (token,), reason, s.num_cached, "", told)
+            Output(
+                s.request_id,
+                s.attempt,
+                offset,
+                (token,),
+                reason,
+                s.num_cached,
+                logprobs=told,
+                prompt_logprobs=() if offset else tuple(s.prompt_logprobs),
+            )
             for s, token, offset, reason, told in zip(
                 sequences, ids.tolist(), offsets, reasons, logprobs, strict=True
             )

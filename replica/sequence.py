@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from replica.messages import MAX_BIASES, MAX_LOGPROBS, FinishReason, Sampling, Submit
+from replica.messages import MAX_BIASES, MAX_LOGPROBS, FinishReason, Sampling, Submit, TokenLogprobs
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 Bits: TypeAlias = npt.NDArray[np.uint8]
@@ -47,6 +47,8 @@ class Sequence:
     """Place among all sequences of the engine, by arrival; kept through a preemption."""
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of prompt tokens, from the second on, as far as they are computed."""
     started: bool = False
     blocks_wanted: int = 0
     """Free blocks that it lacked when it was last looked at; not looked at again before."""
@@ -95,6 +97,15 @@ class Sequence:
         )
 
     @property
+    def score_end(self) -> int:
+        """Prompt positions before this one are to be scored: each scores the token behind it.
+
+        None are where output came before: whoever has that has the scores, too.
+        """
+        asked = self.sampling.prompt_logprobs is not None
+        return self.num_prompt - 1 if asked and len(self.token_ids) == self.num_prompt else 0
+
+    @property
     def key(self) -> Key:
         return self.request_id, self.attempt
 
@@ -110,5 +121,8 @@ def _check_widths(sampling: Sampling, stop_ids: tuple[int, ...]) -> None:
         raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
     if len(sampling.logit_bias) > MAX_BIASES:
         raise ValueError(f"at most {MAX_BIASES} biased tokens, not {len(sampling.logit_bias)}")
-    if not 0 <= (sampling.logprobs or 0) <= MAX_LOGPROBS:
-        raise ValueError(f"at most {MAX_LOGPROBS} alternatives of a token")
+    if not all(sampling.bad_token_ids):
+        raise ValueError("a bad sequence of tokens is empty")
+    for asked in (sampling.logprobs, sampling.prompt_logprobs):
+        if not 0 <= (asked or 0) <= MAX_LOGPROBS:
+            raise ValueError(f"at most {MAX_LOGPROBS} alternatives of a token")

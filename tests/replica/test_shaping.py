@@ -188,6 +188,37 @@ def test_races_arrivals_and_cancels_change_nothing(runner, asked, expected, seed
 
 
 @BOTH
+@pytest.mark.parametrize("chunk", [16, BLOCK - 1, BLOCK, BLOCK + 1, 300])
+@pytest.mark.parametrize("kv_tokens", [CONTEXT + 8, BLOCKS * BLOCK])
+def test_prompts_are_scored_in_full(runner, reference, expected, overlap, chunk, kv_tokens):
+    """C40: cold, warm, after a prompt that overlaps, preempted, at every border of chunks; beside
+    rows that sample. Some prompts are longer than a step scores."""
+    rng = random.Random(5)
+    texts = [*prompts(seed=17, count=6), tuple(rng.randrange(256) for _ in range(140))]
+    engine = bench(
+        runner, overlap=overlap, max_step_tokens=chunk, max_rows=min(chunk, 7), kv_tokens=kv_tokens
+    )
+    for again in range(2):
+        engine.send(submit(f"mate{again}", texts[3], max_tokens=30, logprobs=2))
+        for number, prompt in enumerate(texts):
+            name = f"{again}.{number}"
+            engine.send(submit(name, prompt, max_tokens=12, prompt_logprobs=(0, 3)[number % 2]))
+        engine.run()
+    for again in range(2):
+        for number, prompt in enumerate(texts):
+            outputs = [o for o in engine.reported if o.request_id == f"{again}.{number}"]
+            assert [bool(output.prompt_logprobs) for output in outputs[1:]].count(True) == 0
+            told = outputs[0].prompt_logprobs
+            logprobs = reference.logprobs(prompt)[:-1]
+            assert len(told) == len(logprobs)
+            for token, entry, wanted in zip(prompt[1:], told, logprobs, strict=True):
+                assert entry.logprob == pytest.approx(float(wanted[token]), abs=1e-4)
+                top = wanted.topk((0, 3)[number % 2]).values.tolist()
+                assert list(entry.top_logprobs) == pytest.approx(top, abs=1e-4)
+    engine.close()
+
+
+@BOTH
 @pytest.mark.parametrize("mates", [0, 3])
 @pytest.mark.parametrize(
     "options",
@@ -195,6 +226,7 @@ def test_races_arrivals_and_cancels_change_nothing(runner, asked, expected, seed
         {"presence_penalty": 1.0},
         {"frequency_penalty": 1.0},
         {"repetition_penalty": 1.1},
+        {"bad_token_ids": ((10, 10), (10, 11, 11), (11, 10), (9,))},
     ],
     ids=str,
 )
@@ -207,6 +239,13 @@ def test_a_penalty_sees_the_newest_token(overlap, mates, options):
     outputs = engine.run(*others, submit("a", max_tokens=3, **options))
     assert outputs["a"] == [10, 11, 12]
     assert all(outputs[f"m{i}"] == [10] * 5 for i in range(mates))
+    engine.close()
+
+
+def test_bad_tokens_yield_where_nothing_else_is_allowed():
+    engine = Bench(ScriptRunner())
+    bad = {"allowed_token_ids": (20, 21), "bad_token_ids": ((20, 20), (21,))}
+    assert engine.run(submit("a", max_tokens=3, **bad)) == {"a": [20, 20, 20]}
     engine.close()
 
 
@@ -259,6 +298,9 @@ def test_a_batch_without_such_rows_computes_nothing_of_it(runner, monkeypatch):
         {"logit_bias": ((-1, 1.0),)},
         {"logit_bias": tuple((i % 9, 1.0) for i in range(301))},
         {"logprobs": 21},
+        {"prompt_logprobs": 21},
+        {"bad_token_ids": ((1,), ())},
+        {"bad_token_ids": ((1, VOCAB_SIZE),)},
     ],
 )
 def test_what_the_tables_cannot_hold_is_refused(runner, options):
