@@ -65,12 +65,22 @@ class PromptEncoder:
             raise invalid(message, "messages") from None
         return await self._encode(text, max_model_len, "messages", add_special_tokens=False)
 
-    async def text(self, text: str, max_model_len: int) -> tuple[int, ...]:
+    async def text(
+        self, text: str, max_model_len: int, *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         """Ids of a plain text, with the special tokens that the model expects around it.
 
         Raises ApiError if the prompt cannot fit into `max_model_len` tokens.
         """
-        return await self._encode(text, max_model_len, "prompt", add_special_tokens=True)
+        return await self._encode(
+            text, max_model_len, "prompt", add_special_tokens=add_special_tokens
+        )
+
+    def bad_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as tokens: as the start of a text, and behind other words."""
+        spellings = [text for word in words for text in (word, " " + word.lstrip())]
+        encoded = (self._backend.encode(text, add_special_tokens=False).ids for text in spellings)
+        return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
     def _render(self, turns: list[dict[str, str]]) -> str:
         text: Any = self._tokenizer.apply_chat_template(

@@ -6,7 +6,7 @@ does not define are ignored. The module knows neither HTTP nor what happens to a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,69 +15,21 @@ from pydantic import (
     PlainValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
+from replica.messages import MAX_LOGPROBS
+from serve_app.fields import (
+    MAX_STOP_TOKEN_IDS,
+    Prompt,
+    as_bad_words,
+    as_biases,
+    as_prompts,
+    as_stops,
+    as_text,
+    fault,
+    unsupported,
+)
 from serve_app.limits import Limits
 from serve_app.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, Table, first_unsupported
-
-MAX_STOPS = 4
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 16
-
-Prompt: TypeAlias = "str | list[int]"
-
-
-def _fault(message: str) -> PydanticCustomError:
-    return PydanticCustomError("invalid", "{message}", {"message": message})
-
-
-def _unsupported(name: str) -> PydanticCustomError:
-    message = "{param} is not supported by this server"
-    return PydanticCustomError("unsupported_parameter", message, {"param": name})
-
-
-def _as_stops(value: object) -> tuple[str, ...]:
-    """A string or a list of strings, as a tuple without duplicates."""
-    stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return ()
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise _fault(f"must be a string or a list of at most {MAX_STOPS} strings")
-    if not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise _fault(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
-    return tuple(dict.fromkeys(stops))
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
-def _as_prompts(value: object) -> list[Prompt]:
-    """A text, a list of token ids, or a list of either kind; here always a list."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if _is_ids(value):
-            return [value]
-        if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
-            return value
-    raise _fault("must be a text, a list of token ids, or a list of texts or of such lists")
-
-
-def _as_text(value: object) -> str:
-    """The content of a message: a text, or text parts, which are joined by line breaks."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise _fault("must be a text or a list of text parts")
-    return "\n".join(map(_text_of_part, value))
-
-
-def _text_of_part(part: object) -> str:
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-    raise _fault('only parts {"type": "text", "text": ...} are supported')
 
 
 class _Fields(BaseModel):
@@ -87,14 +39,14 @@ class _Fields(BaseModel):
         """Raises PydanticCustomError for what would change the answer if it were honoured."""
         name = first_unsupported(self.model_extra or {}, table)
         if name is not None:
-            raise _unsupported(name)
+            raise unsupported(name)
 
 
 class Message(_Fields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, PlainValidator(_as_text)]
+    content: Annotated[str, PlainValidator(as_text)]
 
     @model_validator(mode="after")
     def _supported(self) -> Message:
@@ -118,8 +70,15 @@ class GenerationRequest(_Fields):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """0, -1 and null keep all; more than the vocabulary has means all, too."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(as_biases)] = ()
+    bad_words: Annotated[tuple[str, ...], PlainValidator(as_bad_words)] = ()
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_as_stops)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(as_stops)] = ()
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
@@ -133,7 +92,10 @@ class GenerationRequest(_Fields):
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise _fault("stream_options is allowed only when stream is true")
+            message = "stream_options is allowed only when stream is true"
+            raise fault(message, "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise fault("prompt_logprobs is not allowed in a stream", "prompt_logprobs")
         return self
 
     @property
@@ -141,8 +103,29 @@ class GenerationRequest(_Fields):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def choices_per_prompt(self) -> int:
+    def shown_per_prompt(self) -> int:
+        """Choices of each prompt that the client gets."""
         return self.n or 1
+
+    @property
+    def choices_per_prompt(self) -> int:
+        """Choices of each prompt that are generated."""
+        return self.shown_per_prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many are told of each sampled token; None if log probabilities are not shown."""
+        return None
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """How many are told of each prompt token; None if nothing is."""
+        return self.prompt_logprobs
+
+    @property
+    def no_output(self) -> bool:
+        """Only the prompt is of interest."""
+        return False
 
     @property
     def asked_limit(self) -> tuple[str, Any]:
@@ -163,11 +146,20 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> ChatRequest:
         self.refuse_unsupported(CHAT)
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs is allowed only when logprobs is true", "top_logprobs")
         return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """As of every request."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def asked_limit(self) -> tuple[str, Any]:
@@ -180,16 +172,64 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_as_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(as_prompts)]
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> CompletionRequest:
         self.refuse_unsupported(COMPLETION)
-        if self.best_of not in (None, self.choices_per_prompt):
-            raise _unsupported("best_of")
+        if self.choices_per_prompt < self.shown_per_prompt:
+            raise fault("best_of must be at least n", "best_of")
+        if self.stream and self.choices_per_prompt > self.shown_per_prompt:
+            raise fault("best_of cannot be greater than n in a stream", "best_of")
         return self
+
+    @property
+    def choices_per_prompt(self) -> int:
+        """The best of these are shown."""
+        return self.best_of or self.shown_per_prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        """As of every request."""
+        return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """An echoed prompt tells the log probabilities of its tokens, too."""
+        of_echo = self.logprobs if self.echo else None
+        asked = [count for count in (self.prompt_logprobs, of_echo) if count is not None]
+        return max(asked, default=None)
+
+    @property
+    def no_output(self) -> bool:
+        """An echo and nothing behind it."""
+        return bool(self.echo) and type(self.max_tokens) is int and self.max_tokens == 0
 
     def default_limit(self, limits: Limits) -> int:
         return limits.default_completion_tokens
+
+
+class TokenizeRequest(_Fields):
+    """Body of POST /tokenize: a text, or a conversation as /v1/chat/completions has it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+    """Those that the model expects around a plain text."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise fault("give either prompt or messages", "prompt")
+        return self
+
+
+class DetokenizeRequest(_Fields):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -54,9 +54,8 @@ class Reference:
             return int(scores.argmax())
         probabilities = warpers(sampling)(torch.tensor([ids]), scores).softmax(-1).double()
         cumulative = probabilities[0].cumsum(0)
-        seed, choice, position = (
-            torch.tensor(number) for number in (sampling.seed, sampling.choice, len(ids))
-        )
+        signed = (sampling.seed + 2**63) % 2**64 - 2**63
+        seed, choice, position = torch.tensor([signed, sampling.choice, len(ids)])
         number = uniform(seed, choice, position) * cumulative[-1]
         return int(torch.searchsorted(cumulative, number, right=True))
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replica.messages import FinishReason
+from replica.messages import FinishReason, TokenLogprobs
 from serve_app.backend import (
     Delta,
     EngineFailure,
@@ -58,6 +58,25 @@ def _gpt2_alphabet() -> dict[str, int]:
     unused = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - set(characters))
     return characters | dict(
         zip(unused, sorted(set(range(256)) - set(characters.values())), strict=True)
+    )
+
+
+def logprob(token_id: int) -> float:
+    return -(token_id % 50) / 10 - 0.1
+
+
+def told(token_ids: Sequence[int], alternatives: int | None) -> tuple[TokenLogprobs, ...]:
+    """Of each token something else, so that no two can be mixed up."""
+    if alternatives is None:
+        return ()
+    numbers = range(alternatives)
+    return tuple(
+        TokenLogprobs(
+            logprob(token),
+            tuple((token + number) % 256 for number in numbers),
+            tuple(logprob(token) - number for number in numbers),
+        )
+        for token in token_ids
     )
 
 
@@ -134,11 +153,15 @@ class TextBackend:
     def _deltas(self, generation: Generation) -> list[Delta]:
         ids, reason = self._until_stop(generation)
         borders = range(0, len(ids), self.per_delta)
+        sampling = generation.sampling
+        of_prompt = told(generation.prompt_ids[1:], sampling.prompt_logprobs)
         return [
             Delta(
                 token_ids=ids[start : start + self.per_delta],
                 finish_reason=reason if start == borders[-1] else None,
                 cached_tokens=self.cached_tokens,
+                logprobs=told(ids[start : start + self.per_delta], sampling.logprobs),
+                prompt_logprobs=() if start else of_prompt,
             )
             for start in borders
         ]

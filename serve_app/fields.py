@@ -1,0 +1,109 @@
+"""Values of single fields: what a request may say, in the form in which it is used.
+
+Each function takes what JSON held and raises a PydanticCustomError, in words for the client,
+for what it cannot be. The module does not know which request a field belongs to.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pydantic_core import PydanticCustomError
+
+from replica.messages import MAX_BIASES
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 16
+MAX_BAD_WORDS = 32
+MAX_BAD_WORD_CHARS = 128
+MAX_BIAS = 100
+
+Prompt: TypeAlias = "str | list[int]"
+
+
+def fault(message: str, param: str | None = None) -> PydanticCustomError:
+    """`param` where no single field is being validated."""
+    return PydanticCustomError("invalid", "{message}", {"message": message, "param": param})
+
+
+def unsupported(name: str) -> PydanticCustomError:
+    message = "{param} is not supported by this server"
+    return PydanticCustomError("unsupported_parameter", message, {"param": name})
+
+
+def as_stops(value: object) -> tuple[str, ...]:
+    """A string or a list of strings, as a tuple without duplicates."""
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise fault(f"must be a string or a list of at most {MAX_STOPS} strings")
+    if not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise fault(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(dict.fromkeys(stops))
+
+
+def as_bad_words(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_BAD_WORDS:
+        raise fault(f"must be a list of at most {MAX_BAD_WORDS} strings")
+    if not all(isinstance(word, str) and 1 <= len(word) <= MAX_BAD_WORD_CHARS for word in value):
+        raise fault(f"each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters")
+    return tuple(dict.fromkeys(value))
+
+
+def as_biases(value: object) -> tuple[tuple[int, float], ...]:
+    """An object of token ids, written as decimal numbers, and what to add to their logits."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise fault(f"must be an object of at most {MAX_BIASES} token ids and biases")
+    if not all(map(_is_written_id, value)):
+        raise fault("the keys must be token ids")
+    if not all(map(_is_bias, value.values())):
+        raise fault(f"the values must be numbers from -{MAX_BIAS} to {MAX_BIAS}")
+    biases = {int(token): float(bias) for token, bias in value.items()}
+    return tuple(sorted((token, bias) for token, bias in biases.items() if bias))
+
+
+def _is_written_id(key: object) -> bool:
+    """As `str` writes it: no sign, no leading zero, and no two keys for one id."""
+    return isinstance(key, str) and len(key) < 20 and key.isdecimal() and str(int(key)) == key
+
+
+def _is_bias(value: object) -> bool:
+    return type(value) in (int, float) and -MAX_BIAS <= value <= MAX_BIAS  # type: ignore[operator]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def as_prompts(value: object) -> list[Prompt]:
+    """A text, a list of token ids, or a list of either kind; here always a list."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _is_ids(value):
+            return [value]
+        if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
+            return value
+    raise fault("must be a text, a list of token ids, or a list of texts or of such lists")
+
+
+def as_text(value: object) -> str:
+    """The content of a message: a text, or text parts, which are joined by line breaks."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise fault("must be a text or a list of text parts")
+    return "\n".join(map(_text_of_part, value))
+
+
+def _text_of_part(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise fault('only parts {"type": "text", "text": ...} are supported')
