@@ -18,7 +18,7 @@ from replica.config import EngineConfig
 from replica.graph_pool import Graphs
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
-from replica.masks import MaskBuilder, constraint_of
+from replica.masks import MakesConstraints, MaskBuilder, constraint_of
 from replica.messages import Abort, Backlog, Command, Output, Stats, StepReport, Stop, Submit
 from replica.pipeline import Pipeline
 from replica.rows import Rows
@@ -56,6 +56,7 @@ class Engine:
         cost: CostModel | None = None,
         device: Device | None = None,
         graphs: Graphs | None = None,
+        grammars: MakesConstraints | None = None,
         on_idle: Callable[[IOSlot], None] | None = None,
     ) -> None:
         """Raises ValueError if a sequence of `max_model_len` does not fit into the KV pool."""
@@ -69,6 +70,7 @@ class Engine:
         self._device = device = device or HostDevice()
         self._max_model_len = max_model_len
         self._vocab_size = runner.vocab_size
+        self._grammars = grammars
         self._eos_token_ids = eos_token_ids
         guard = config.num_blocks
         self.rows = Rows(config.max_rows, max_model_len, config.block_size, guard)
@@ -138,6 +140,8 @@ class Engine:
             return self.scheduler.schedule()
 
     def _update(self, output: StepOutput | None) -> None:
+        while self.masks.failures:
+            self.scheduler.fail(*self.masks.failures.pop())
         with self._device.span(f"update {output.batch.step if output else ''}"):
             self.scheduler.update(output)
 
@@ -192,7 +196,7 @@ class Engine:
         sequence = Sequence.from_submit(
             submit, max_model_len=self._max_model_len, eos_token_ids=self._eos_token_ids
         )
-        sequence.constraint = constraint_of(sampling, self._vocab_size)
+        sequence.constraint = constraint_of(sampling, self._vocab_size, self._grammars)
         return sequence
 
     def _abort(self, key: Key) -> None:

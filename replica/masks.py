@@ -7,13 +7,14 @@ settled, while the forward pass of its own step runs (`Pipeline.finish`).
 from __future__ import annotations
 
 from functools import reduce
+from typing import Protocol
 
 import numpy as np
 
 from replica.batch import Batch
 from replica.messages import Sampling
 from replica.rows import Rows
-from replica.sequence import Bits, Constraint, TokenIds
+from replica.sequence import Bits, Constraint, ConstraintFailure, Key, TokenIds
 
 ALL_ALLOWED = 0xFF
 
@@ -61,9 +62,24 @@ class Both:
             bits[:] = further
 
 
-def constraint_of(sampling: Sampling, vocab_size: int) -> Constraint | None:
-    """What limits the tokens of a sequence beyond its penalties."""
+class MakesConstraints(Protocol):
+    """Where the constraints of grammars come from (`replica.grammars`)."""
+
+    def constraint(self, grammar: str) -> Constraint: ...
+
+
+def constraint_of(
+    sampling: Sampling, vocab_size: int, grammars: MakesConstraints | None
+) -> Constraint | None:
+    """What limits the tokens of a sequence beyond its penalties.
+
+    Raises ValueError for a grammar where there is nothing to follow one with.
+    """
     constraints: list[Constraint] = []
+    if sampling.grammar:
+        if grammars is None:
+            raise ValueError("grammars are not supported with the tokenizer of this model")
+        constraints.append(grammars.constraint(sampling.grammar))
     if sampling.allowed_token_ids is not None:
         constraints.append(AllowedTokens(sampling.allowed_token_ids, vocab_size))
     if sampling.bad_token_ids:
@@ -76,6 +92,8 @@ class MaskBuilder:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.failures: list[tuple[Key, str]] = []
+        """Sequences whose constraint has failed, and why; the engine ends them."""
 
     def fill(self, batch: Batch, bits: Bits) -> None:
         """uint8 [S, V/8]: one mask per sampling row; free rows may sample anything, and so may
@@ -86,7 +104,11 @@ class MaskBuilder:
             constraint = sequence.constraint
             if constraint is None or rows.ended[row]:
                 bits[index] = ALL_ALLOWED
-            else:
+                continue
+            try:
                 constraint.fill(
                     rows.tokens[row, sequence.num_prompt : rows.known[row]], bits[index]
                 )
+            except ConstraintFailure as failure:
+                bits[index] = ALL_ALLOWED
+                self.failures.append((sequence.key, str(failure)))

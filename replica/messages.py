@@ -57,6 +57,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The same for each token of the prompt but the first. The prompt is then computed in full."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens may be sampled."""
+    grammar: str = ""
+    """If given, the output is a sentence of it, in llguidance's form."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that the output never contains."""
 

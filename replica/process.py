@@ -23,9 +23,10 @@ import zmq
 
 from replica.config import EngineConfig
 from replica.engine import Channel, Engine
+from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
 from replica.graph_sizes import default_sizes
-from replica.loading import load_decoder, load_spec
+from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
 from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
@@ -105,6 +106,16 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     return config, GraphPool(CudaRecorder(device), sizes, device.free_bytes)
 
 
+def load_grammars(config: EngineConfig, spec: ModelSpec) -> Grammars | None:
+    """None where the model has no tokenizer, or one that grammars cannot be followed with."""
+    try:
+        tokenizer = load_tokenizer(config.model, config.revision).backend_tokenizer
+        return Grammars(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
+    except (UnsupportedModel, ValueError) as error:
+        print(f"No structured output: {error}", file=sys.stderr)
+        return None
+
+
 def available_cores() -> int:
     """Cores that this process may run on, which may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
@@ -121,7 +132,9 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
         context_length(config, spec)  # what cannot work fails before the weights are loaded
     device = open_device(config)
     dtype = getattr(torch, config.dtype)
-    decoder = load_decoder(config.model, config.revision, dtype, device.memory)
+    with ThreadPoolExecutor(1, "tokenizer") as aside:
+        grammars = aside.submit(load_grammars, config, spec)
+        decoder = load_decoder(config.model, config.revision, dtype, device.memory)
     config, graphs = prepare(config, decoder, device)
     max_model_len = context_length(config, spec)
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
@@ -133,6 +146,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
             channel,
             max_model_len=max_model_len,
             device=device,
+            grammars=grammars.result(),
             **options,  # type: ignore[arg-type]
         )
 

@@ -95,6 +95,12 @@ class Scheduler:
         else:
             self._end(sequence, "abort", int(self.rows.known[sequence.row]))
 
+    def fail(self, key: Key, error: str) -> None:
+        """End a running sequence, whose newest tokens are worth nothing."""
+        sequence = self._alive.get(key)
+        if sequence is not None and sequence.row is not None:
+            self._end(sequence, "error", int(self.rows.known[sequence.row]), error)
+
     def abort_all(self) -> None:
         for key in list(self._alive):
             self.abort(key)
@@ -352,11 +358,11 @@ class Scheduler:
             self._finish(sequences[index], reason)
         return reasons
 
-    def _end(self, sequence: Sequence, reason: FinishReason, known: int) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, known: int, error: str = "") -> None:
         """The single end of a sequence that brings no token."""
-        offset = known - sequence.num_prompt
+        offset, cached = known - sequence.num_prompt, sequence.num_cached
         self.outputs.append(
-            Output(sequence.request_id, sequence.attempt, offset, (), reason, sequence.num_cached)
+            Output(sequence.request_id, sequence.attempt, offset, (), reason, cached, error)
         )
         self._finish(sequence, reason)
 

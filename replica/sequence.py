@@ -22,11 +22,16 @@ MAX_STOP_IDS = 32
 """Stop ids of one sequence, the model's own included: they lie in a table of this width."""
 
 
+class ConstraintFailure(Exception):
+    """No token can be allowed any more; the sequence ends with an error."""
+
+
 class Constraint(Protocol):
     """The rule that limits the tokens of one sequence."""
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
-        """Write uint8 [V/8], little bit order: what may follow `output_ids`."""
+        """Write uint8 [V/8], little bit order: what may follow `output_ids`, which is at least
+        as long as in the last call. Raises ConstraintFailure."""
 
 
 @dataclass(slots=True, eq=False)

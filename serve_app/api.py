@@ -26,6 +26,7 @@ from serve_app.detokenizer import detokenizers
 from serve_app.edge import Edge
 from serve_app.errors import ApiError, invalid
 from serve_app.fields import Prompt
+from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
 from serve_app.parameters import check_ids, check_prompt, sampling
 from serve_app.protocol import (
@@ -138,7 +139,7 @@ class Api:
         model = await self._model_for(body, prompts=1)
         prompt_ids = await self._encoder.chat(body.messages, model.max_model_len)
         prompts = [check_prompt(prompt_ids, model, "messages")]
-        return self._answer(request, body, model, prompts, ChatShape(self._telling(body)))
+        return await self._answer(request, body, model, prompts, ChatShape(self._telling(body)))
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
@@ -146,7 +147,7 @@ class Api:
         prompts = [await self._prompt_ids(prompt, model) for prompt in body.prompt]
         echoes = self._echoes(body, prompts) if body.echo else []
         shape = CompletionShape(self._telling(body), echoes)
-        return self._answer(request, body, model, prompts, shape)
+        return await self._answer(request, body, model, prompts, shape)
 
     async def _model_for(self, body: GenerationRequest, prompts: int) -> ServedModel:
         """The model that the request names, with the ids that have both logit and text.
@@ -180,7 +181,7 @@ class Api:
             return check_prompt(ids, model, "prompt")
         return check_prompt(prompt, model, "prompt")
 
-    def _answer(
+    async def _answer(
         self,
         request: Request,
         body: GenerationRequest,
@@ -192,8 +193,9 @@ class Api:
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = self._encoder.bad_tokens(body.bad_words)
+        grammar = await grammar_of(body)
         for prompt_ids in prompts:
-            first = sampling(body, len(prompt_ids), model, self._limits, bad)
+            first = sampling(body, len(prompt_ids), model, self._limits, bad, grammar)
             for number in range(body.choices_per_prompt):
                 index = len(choices)
                 generation = Generation(

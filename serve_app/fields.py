@@ -6,7 +6,9 @@ for what it cannot be. The module does not know which request a field belongs to
 
 from __future__ import annotations
 
-from typing import TypeAlias
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from pydantic_core import PydanticCustomError
 
@@ -18,6 +20,7 @@ MAX_STOP_TOKEN_IDS = 16
 MAX_BAD_WORDS = 32
 MAX_BAD_WORD_CHARS = 128
 MAX_BIAS = 100
+MAX_CHOICES = 1000
 
 Prompt: TypeAlias = "str | list[int]"
 
@@ -107,3 +110,40 @@ def _text_of_part(part: object) -> str:
         case {"type": "text", "text": str(text)}:
             return text
     raise fault('only parts {"type": "text", "text": ...} are supported')
+
+
+def as_response_format(value: object) -> Mapping[str, Any] | None:
+    """The JSON schema that it asks for; None for plain text."""
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_schema"}:
+            raise fault("json_schema must be an object with a schema, which is an object")
+    raise fault("type must be text, json_object or json_schema")
+
+
+def as_schema(value: object) -> Mapping[str, Any] | None:
+    """A JSON schema: an object, or one written as a string."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = "not JSON"
+    if value is None or isinstance(value, dict):
+        return value
+    raise fault("must be a JSON schema")
+
+
+def as_choices(value: object) -> tuple[str, ...] | None:
+    """Texts, one of which the answer is to be."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
+        raise fault(f"must be a list of 1 to {MAX_CHOICES} strings")
+    if not all(isinstance(text, str) and text for text in value):
+        raise fault("each must be a string that is not empty")
+    return tuple(dict.fromkeys(value))

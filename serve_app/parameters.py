@@ -33,11 +33,13 @@ def sampling(
     model: ServedModel,
     limits: Limits,
     bad_token_ids: tuple[tuple[int, ...], ...] = (),
+    grammar: str = "",
 ) -> Sampling:
     """How choice 0 of a prompt is sampled; a seed is drawn if the request has none.
 
     `max_tokens` that the context has no room for is clipped to the room. bad_token_ids: what the
-    request's `bad_words` are in tokens. Raises ApiError.
+    request's `bad_words` are in tokens. grammar: what its structure is to the engine. Raises
+    ApiError.
     """
     limit = 1
     if not request.no_output:
@@ -65,6 +67,7 @@ def sampling(
         ignore_eos=bool(request.ignore_eos),
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
         bad_token_ids=bad_token_ids,
+        grammar=grammar,
     )
 
 

@@ -6,6 +6,7 @@ does not define are ignored. The module knows neither HTTP nor what happens to a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -22,7 +23,10 @@ from serve_app.fields import (
     Prompt,
     as_bad_words,
     as_biases,
+    as_choices,
     as_prompts,
+    as_response_format,
+    as_schema,
     as_stops,
     as_text,
     fault,
@@ -30,6 +34,15 @@ from serve_app.fields import (
 )
 from serve_app.limits import Limits
 from serve_app.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, Table, first_unsupported
+
+STRUCTURES = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Fields that structure the output; at most one is given."""
 
 
 class _Fields(BaseModel):
@@ -77,6 +90,13 @@ class GenerationRequest(_Fields):
     logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(as_biases)] = ()
     bad_words: Annotated[tuple[str, ...], PlainValidator(as_bad_words)] = ()
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: Annotated[Mapping[str, Any] | None, PlainValidator(as_response_format)] = None
+    """The JSON schema that it asks for."""
+    guided_json: Annotated[Mapping[str, Any] | None, PlainValidator(as_schema)] = None
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
+    guided_choice: Annotated[tuple[str, ...] | None, PlainValidator(as_choices)] = None
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = None
+    """In Lark's notation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(as_stops)] = ()
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
@@ -97,6 +117,23 @@ class GenerationRequest(_Fields):
         if self.prompt_logprobs is not None and self.stream:
             raise fault("prompt_logprobs is not allowed in a stream", "prompt_logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> GenerationRequest:
+        asked = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise fault(f"{asked[1]} cannot be combined with {asked[0]}", asked[1])
+        # Where the structure is complete nothing but the end can follow.
+        for name in ("min_tokens", "ignore_eos"):
+            if asked and getattr(self, name):
+                raise fault(f"{name} cannot be combined with {asked[0]}", name)
+        return self
+
+    @property
+    def structure(self) -> tuple[str, Any] | None:
+        """Name and value of the field that structures the output, if one does."""
+        asked = ((name, getattr(self, name)) for name in STRUCTURES)
+        return next((field for field in asked if field[1] is not None), None)
 
     @property
     def include_usage(self) -> bool:

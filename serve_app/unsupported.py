@@ -13,7 +13,6 @@ Table: TypeAlias = Mapping[str, tuple[object, ...]]
 """Name to neutral values; null is neutral for all."""
 
 CHAT: Table = {
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),

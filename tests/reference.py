@@ -5,6 +5,7 @@ Only the uniform number of each draw is ours. Everything is recomputed for every
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -18,14 +19,21 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from replica.grammars import Grammars
 from replica.messages import Sampling, Submit
 from replica.rng import uniform
 
 
 class Reference:
-    def __init__(self, model: PreTrainedModel, eos_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        eos_ids: tuple[int, ...],
+        grammars: Grammars | None = None,
+    ) -> None:
         self._model = model
         self._eos_ids = eos_ids
+        self._grammars = grammars
 
     def run(self, submit: Submit) -> list[int]:
         """The output of a request."""
@@ -50,6 +58,8 @@ class Reference:
             logits = self._model(torch.tensor([ids])).logits[0, -1:].float()
         scores = self._shape(sampling, logits, ids, prompt)
         scores[:, sorted(held)] = -torch.inf
+        if sampling.grammar:
+            scores[:, ~self._allowed(sampling.grammar, ids[prompt:])] = -torch.inf
         if sampling.temperature == 0:
             return int(scores.argmax())
         probabilities = warpers(sampling)(torch.tensor([ids]), scores).softmax(-1).double()
@@ -58,6 +68,13 @@ class Reference:
         seed, choice, position = torch.tensor([signed, sampling.choice, len(ids)])
         number = uniform(seed, choice, position) * cumulative[-1]
         return int(torch.searchsorted(cumulative, number, right=True))
+
+    def _allowed(self, grammar: str, output: list[int]) -> Tensor:
+        assert self._grammars is not None
+        vocab_size = self._model.config.vocab_size
+        bits = np.zeros(-(-vocab_size // 8), np.uint8)
+        self._grammars.constraint(grammar).fill(np.array(output, np.int32), bits)
+        return torch.from_numpy(np.unpackbits(bits, bitorder="little"))[:vocab_size].bool()
 
     @staticmethod
     def _shape(sampling: Sampling, logits: Tensor, ids: list[int], prompt: int) -> Tensor:

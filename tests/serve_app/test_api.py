@@ -107,6 +107,9 @@ def test_the_version_is_told(http: httpx.Client) -> None:
         {"prompt_logprobs": None},
         {"logprobs": None, "top_logprobs": None},
         {"stop_token_ids": []},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+        {"guided_choice": None},
         {"stream_options": None},
         {"user": "someone"},
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
@@ -126,6 +129,16 @@ def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[
         *[("temperature", value) for value in (-0.1, 2.1, True, "1")],
         *[("top_p", value) for value in (-0.1, 1.1, True, "1")],
         *[("top_k", value) for value in (-2, 1.0, True, "1")],
+        *[("response_format", v) for v in ("json", [], {}, {"type": "xml"}, {"type": 1})],
+        *[
+            ("response_format", {"type": "json_schema", "json_schema": value})
+            for value in (None, "{}", {}, {"schema": []}, {"schema": {"type": "nothing"}})
+        ],
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"if": {}}}}),
+        *[("guided_json", value) for value in (1, "{", "[]", [], {"$ref": "http://a/b"})],
+        *[("guided_regex", value) for value in ("", "((", 1, ["a"], "a" * 70_000)],
+        *[("guided_choice", value) for value in ("a", [], [""], [1], ["a"] * 1001)],
+        *[("guided_grammar", value) for value in ("", "start: nothing", "?", 1)],
         *[("min_p", value) for value in (-0.1, 1.1, True, "1")],
         *[("presence_penalty", value) for value in (-2.1, 2.1, True, False, "1")],
         *[("frequency_penalty", value) for value in (-2.1, 2.1, True, False, "1")],
@@ -181,7 +194,6 @@ def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, n
     [
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
         ("modalities", ["audio"]),
     ],
 )
@@ -220,6 +232,9 @@ def test_a_bias_is_a_number(http: httpx.Client, number: str) -> None:
         (TEXT, {"best_of": 1, "n": 2}, "best_of"),
         (TEXT, {"best_of": 2, "stream": True}, "best_of"),
         (TEXT, {"echo": 1}, "echo"),
+        (TEXT, {"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        (CHAT, {"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens"),
+        (CHAT, {"guided_json": {}, "ignore_eos": True}, "ignore_eos"),
         (TEXT, {"max_tokens": 0}, "max_tokens"),
     ],
 )

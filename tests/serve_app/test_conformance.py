@@ -6,15 +6,19 @@ Every request here goes over HTTP; only Ray and the router are left out.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from msgspec.structs import replace
+from pydantic import BaseModel, Field
 
 from replica.config import EngineConfig
 from replica.engine import Engine
+from replica.grammars import Grammars
 from replica.messages import Submit
 from serve_app.backend import ServedModel
 from serve_app.limits import Limits
@@ -58,6 +62,10 @@ EXTENSIONS = {
     "stop_token_ids",
     "prompt_logprobs",
     "bad_words",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
 }
 """Parameters that OpenAI's client does not know by name."""
 
@@ -78,7 +86,10 @@ def real_site(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     config = EngineConfig(model=folder, max_rows=6, kv_tokens=2048, block_size=4)
     channel = QueueChannel()
     runner = decoder_runner(folder, config.num_blocks, config.block_size)
-    engine = Engine(config, runner, channel, max_model_len=160, eos_token_ids=(EOS_ID,))
+    grammars = Grammars(byte_tokenizer().backend_tokenizer.to_str(), VOCAB_SIZE, (EOS_ID,))
+    engine = Engine(
+        config, runner, channel, max_model_len=160, eos_token_ids=(EOS_ID,), grammars=grammars
+    )
     backend = RealEngine(engine, channel, MODEL)
     with serve(backend, byte_tokenizer(), LIMITS) as site:
         yield site
@@ -222,3 +233,69 @@ def test_best_of_takes_the_likeliest(client: openai.OpenAI, reference: Reference
     best = client.completions.create(model=NAME, best_of=4, **body)
     assert best.choices[0].text == max(all_four, key=mean).text
     assert len(best.choices) == 1
+
+
+class Order(BaseModel):
+    colour: Literal["red", "green"]
+    count: Annotated[int, Field(ge=0, le=99)]
+    tags: Annotated[list[Literal["a", "b"]], Field(max_length=3)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_schema_is_followed(client: openai.OpenAI, seed: int) -> None:
+    """With the client's own parsing of pydantic models; beside free answers."""
+    answer = client.chat.completions.parse(
+        model=NAME,
+        messages=[{"role": "user", "content": "Order!"}],
+        response_format=Order,
+        seed=seed,
+        max_tokens=100,
+    )
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Order)
+    assert answer.choices[0].finish_reason == "stop"
+    with client.chat.completions.stream(
+        model=NAME,
+        messages=[{"role": "user", "content": "Order!"}],
+        response_format=Order,
+        seed=seed,
+        max_tokens=100,
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_regex": "[0-9]{3}-(left|right)"}, r"[0-9]{3}-(left|right)"),
+        (
+            {"guided_choice": ["yes.", "no (never)", "vielleicht\n"]},
+            r"yes\.|no \(never\)|vielleicht\n",
+        ),
+        ({"guided_grammar": 'start: "<" /[a-c]{2}/ ">"'}, "<[a-c]{2}>"),
+        ({"guided_json": '{"enum": ["a b", 1]}'}, r'"a b"|1'),
+        ({"guided_json": {"type": "boolean"}, "n": 2, "bad_words": ["true"]}, "false"),
+    ],
+)
+def test_guided_output(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 40, "temperature": 1.5, "seed": 4, **fields}
+    answer = client.completions.create(model=NAME, **arguments(body))
+    for choice in answer.choices:
+        assert re.fullmatch(pattern, choice.text)
+        assert choice.finish_reason == "stop"
+
+
+def test_any_object_is_json(client: openai.OpenAI) -> None:
+    """A random model says anything: what it said until the limit begins an object."""
+    answer = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "JSON"}],
+        response_format={"type": "json_object"},
+        max_tokens=50,
+        seed=1,
+    )
+    text = answer.choices[0].message.content or ""
+    assert text.startswith("{")
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
