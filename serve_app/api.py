@@ -137,9 +137,11 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
         model = await self._model_for(body, prompts=1)
-        prompt_ids = await self._encoder.chat(body.messages, model.max_model_len)
+        tools = body.offered_tools
+        prompt_ids = await self._encoder.chat(body.messages, model.max_model_len, tools)
         prompts = [check_prompt(prompt_ids, model, "messages")]
-        return await self._answer(request, body, model, prompts, ChatShape(self._telling(body)))
+        shape = ChatShape(self._telling(body), reads_calls=bool(tools))
+        return await self._answer(request, body, model, prompts, shape)
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from replica.messages import MAX_BIASES
@@ -96,8 +97,11 @@ def as_prompts(value: object) -> list[Prompt]:
     raise fault("must be a text, a list of token ids, or a list of texts or of such lists")
 
 
-def as_text(value: object) -> str:
-    """The content of a message: a text, or text parts, which are joined by line breaks."""
+def as_content(value: object, info: ValidationInfo) -> str:
+    """The content of a message: a text, or text parts, which are joined by line breaks. One that
+    calls tools may have none."""
+    if value is None and info.data.get("tool_calls"):
+        return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -124,6 +128,27 @@ def as_response_format(value: object) -> Mapping[str, Any] | None:
         case {"type": "json_schema"}:
             raise fault("json_schema must be an object with a schema, which is an object")
     raise fault("type must be text, json_object or json_schema")
+
+
+def as_tool_choice(value: object) -> tuple[str, str | None]:
+    """(mode, name of the one tool that is to be called)."""
+    match value:
+        case "none" | "auto" | "required":
+            return value, None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return "one", name
+    raise fault('must be none, auto, required or {"type": "function", "function": {"name": ...}}')
+
+
+def as_arguments(value: object) -> Mapping[str, Any]:
+    """Of a call: a JSON object, written as a string."""
+    try:
+        arguments = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if isinstance(arguments, dict):
+        return arguments
+    raise fault("must be a JSON object, written as a string")
 
 
 def as_schema(value: object) -> Mapping[str, Any] | None:

@@ -21,14 +21,16 @@ from replica.messages import MAX_LOGPROBS
 from serve_app.fields import (
     MAX_STOP_TOKEN_IDS,
     Prompt,
+    as_arguments,
     as_bad_words,
     as_biases,
     as_choices,
+    as_content,
     as_prompts,
     as_response_format,
     as_schema,
     as_stops,
-    as_text,
+    as_tool_choice,
     fault,
     unsupported,
 )
@@ -43,6 +45,9 @@ STRUCTURES = (
     "guided_grammar",
 )
 """Fields that structure the output; at most one is given."""
+ENDLESS = ("min_tokens", "ignore_eos")
+"""Fields that let an answer go on where it would end."""
+MAX_TOOLS = 128
 
 
 class _Fields(BaseModel):
@@ -55,11 +60,26 @@ class _Fields(BaseModel):
             raise unsupported(name)
 
 
+class CalledFunction(_Fields):
+    name: str
+    arguments: Annotated[Mapping[str, Any], PlainValidator(as_arguments)]
+
+
+class ToolCall(_Fields):
+    """A call that an earlier answer has made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(_Fields):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, PlainValidator(as_text)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    content: Annotated[str, PlainValidator(as_content)] = Field(None, validate_default=True)
 
     @model_validator(mode="after")
     def _supported(self) -> Message:
@@ -124,7 +144,7 @@ class GenerationRequest(_Fields):
         if len(asked) > 1:
             raise fault(f"{asked[1]} cannot be combined with {asked[0]}", asked[1])
         # Where the structure is complete nothing but the end can follow.
-        for name in ("min_tokens", "ignore_eos"):
+        for name in ENDLESS:
             if asked and getattr(self, name):
                 raise fault(f"{name} cannot be combined with {asked[0]}", name)
         return self
@@ -178,6 +198,21 @@ class GenerationRequest(_Fields):
         return [name for name in self.model_extra or {} if name not in IGNORED]
 
 
+class Function(_Fields):
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema; without one it takes none."""
+    strict: bool | None = None
+
+
+class Tool(_Fields):
+    """What an answer may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -185,6 +220,40 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Any = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[tuple[str, str | None], PlainValidator(as_tool_choice)] | None = None
+    """(mode, name); auto by default."""
+    parallel_tool_calls: bool | None = None
+    """True by default: one answer may make several calls."""
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        mode, name = self.tool_choice or ("auto", None)
+        if len(set(names)) < len(names):
+            raise fault("tools must have different names", "tools")
+        if not names and mode in ("required", "one"):
+            raise fault("tool_choice needs tools", "tool_choice")
+        if name is not None and name not in names:
+            raise fault("tool_choice names none of the tools", "tool_choice")
+        if self.offered_tools:
+            for other in ("guided_regex", "guided_choice", "guided_grammar", *ENDLESS):
+                if getattr(self, other):
+                    raise fault(f"{other} cannot be combined with tools", other)
+        return self
+
+    @property
+    def offered_tools(self) -> list[Function]:
+        """Those that the answer may call."""
+        mode, name = self.tool_choice or ("auto", None)
+        functions = [tool.function for tool in self.tools or () if mode != "none"]
+        return [function for function in functions if name in (None, function.name)]
+
+    @property
+    def tool_mode(self) -> str:
+        """What an answer that has tools looks like: "auto" text or calls, "required" calls, "one"
+        a single call."""
+        return self.tool_choice[0] if self.tool_choice else "auto"
 
     @model_validator(mode="after")
     def _supported(self) -> ChatRequest:

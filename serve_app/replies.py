@@ -83,12 +83,11 @@ class EventWriter:
         if piece.choice in self._opened:
             return event
         self._opened.add(piece.choice)
-        opening = self._shape.opening(piece)
-        before = b"" if opening is None else self._event(opening)
+        before = self._event(self._shape.opening(piece))
         return before + event if piece.text or piece.ending or piece.tokens else before
 
-    def _event(self, choice: msgspec.Struct) -> bytes:
-        return self._begin + _encode(choice) + self._end
+    def _event(self, choice: msgspec.Struct | None) -> bytes:
+        return b"" if choice is None else self._begin + _encode(choice) + self._end
 
     def closing(self, usage: Usage) -> bytes:
         """The end of the stream: usage where it was asked for, then [DONE]."""

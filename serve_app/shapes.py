@@ -6,9 +6,10 @@ The module knows neither HTTP nor how an answer is put together (`serve_app.repl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -25,21 +26,49 @@ from serve_app.logprobs import (
 )
 from serve_app.sequence_text import Ending
 from serve_app.token_texts import TokenTexts
+from serve_app.tool_calls import CallDelta, ToolCallReader
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    arguments: str
+    name: str | None = None
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """A call in a stream: its beginning has an id and a name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: str | None = None
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    function: CalledFunction
+    type: str = "function"
 
 
 class ChatMessage(msgspec.Struct):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
+ChatEnding: TypeAlias = Literal["stop", "length", "tool_calls"]
 PromptLogprobs: TypeAlias = "list[dict[str, PromptToken] | None]"
 
 
 class ChatChoice(msgspec.Struct):
     index: int
     message: ChatMessage
-    finish_reason: Ending
+    finish_reason: ChatEnding
     logprobs: ChatLogprobs | None = None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
@@ -47,12 +76,13 @@ class ChatChoice(msgspec.Struct):
 class ChatDelta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):
     index: int
     delta: ChatDelta
-    finish_reason: Ending | None = None
+    finish_reason: ChatEnding | None = None
     logprobs: ChatLogprobs | None = None
 
 
@@ -94,7 +124,8 @@ class Shape(ABC):
         """The chunk that precedes the first piece of a choice, if there is one."""
 
     @abstractmethod
-    def chunk(self, piece: Piece) -> msgspec.Struct: ...
+    def chunk(self, piece: Piece) -> msgspec.Struct | None:
+        """None if nothing is certain yet."""
 
     @abstractmethod
     def choice(self, piece: Piece, prompt_ids: Sequence[int]) -> msgspec.Struct:
@@ -104,29 +135,64 @@ class Shape(ABC):
 class ChatShape(Shape):
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, telling: Telling) -> None:
+    def __init__(self, telling: Telling, *, reads_calls: bool = False) -> None:
+        """reads_calls: the text may call tools."""
         self._telling = telling
+        self._readers: defaultdict[int, ToolCallReader] | None = None
+        if reads_calls:
+            self._readers = defaultdict(ToolCallReader)
 
     def opening(self, piece: Piece) -> msgspec.Struct:
         return ChatChunkChoice(piece.choice, ChatDelta(role="assistant", content=""))
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        delta = ChatDelta(content=piece.text or ("" if piece.tokens else None))
+    def chunk(self, piece: Piece) -> msgspec.Struct | None:
+        text, calls, ending = self._read(piece)
+        if not (text or calls or ending or piece.tokens):
+            return None
+        delta = ChatDelta(content=text or ("" if piece.tokens and not calls else None))
+        if calls:
+            delta.tool_calls = [_call_delta(call) for call in calls]
         told = self._told(piece) if piece.tokens else None
-        return ChatChunkChoice(piece.choice, delta, piece.ending, told)
+        return ChatChunkChoice(piece.choice, delta, ending, told)
 
     def choice(self, piece: Piece, prompt_ids: Sequence[int]) -> msgspec.Struct:
-        assert piece.ending is not None
+        text, calls, ending = self._read(piece)
+        assert ending is not None
+        message = ChatMessage(text)
+        if calls:
+            message = ChatMessage(text or None, tool_calls=_whole_calls(calls))
         return ChatChoice(
             piece.choice,
-            ChatMessage(piece.text),
-            piece.ending,
+            message,
+            ending,
             self._told(piece),
             self._telling.of_prompt(prompt_ids, piece.prompt_logprobs),
         )
 
+    def _read(self, piece: Piece) -> tuple[str, list[CallDelta], ChatEnding | None]:
+        if self._readers is None:
+            return piece.text, [], piece.ending
+        reader = self._readers[piece.choice]
+        text, calls = reader.push(piece.text, last=piece.ending is not None)
+        called = piece.ending == "stop" and reader.calls > 0
+        return text, calls, "tool_calls" if called else piece.ending
+
     def _told(self, piece: Piece) -> ChatLogprobs | None:
         return for_chat(piece.tokens, self._telling.texts) if self._telling.sampled else None
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    kind = None if call.id is None else "function"
+    return ToolCallDelta(call.number, FunctionDelta(call.arguments, call.name), call.id, kind)
+
+
+def _whole_calls(deltas: Sequence[CallDelta]) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.id is not None and delta.name is not None:
+            calls.append(ToolCall(delta.id, CalledFunction(delta.name, "")))
+        calls[delta.number].function.arguments += delta.arguments
+    return calls
 
 
 class Echo(NamedTuple):

@@ -13,8 +13,6 @@ Table: TypeAlias = Mapping[str, tuple[object, ...]]
 """Name to neutral values; null is neutral for all."""
 
 CHAT: Table = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -25,11 +23,10 @@ CHAT: Table = {
 
 COMPLETION: Table = {"suffix": ("",)}
 
-MESSAGE: Table = {"tool_calls": ([],), "function_call": (), "audio": ()}
+MESSAGE: Table = {"function_call": (), "audio": ()}
 
 IGNORED = frozenset(CHAT.keys() | COMPLETION.keys()) | {
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "reasoning_effort",

@@ -5,6 +5,7 @@ import logging
 import resource
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -192,8 +193,6 @@ def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, n
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
         ("modalities", ["audio"]),
     ],
 )
@@ -253,10 +252,67 @@ def test_best_of_n_is_served(http: httpx.Client) -> None:
     assert http.post(TEXT, json=text(best_of=2, n=2, suffix="")).status_code == 200
 
 
-def test_tool_calls_in_a_message_are_refused(http: httpx.Client) -> None:
-    message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
-    error = refused(http.post(CHAT, json=chat(messages=[message])))
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "tool_calls")
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *[({"tools": tools}, "tools") for tools in (1, {}, [1], [{}], [TOOL] * 129, [TOOL, TOOL])],
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
+         "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": TOOL}, "tool_choice"),
+        *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+        ),
+        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [TOOL], "min_tokens": 2}, "min_tokens"),
+        *[
+            ({"messages": [{"role": "assistant", "tool_calls": calls}]}, "messages")
+            for calls in (
+                1,
+                [],
+                [{"id": "1"}],
+                [{"id": "1", "function": {"name": "f", "arguments": {}}}],
+                [{"id": "1", "function": {"name": "f", "arguments": "[]"}}],
+                [{"id": "1", "function": {"name": "f", "arguments": "{" * 100_000}}],
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_bad_tools_are_refused(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    error = refused(http.post(CHAT, json=chat(**fields)))
+    assert error["param"].split(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": None, "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "none", "min_tokens": 1},
+        {"tools": [TOOL], "parallel_tool_calls": False},
+    ],
+)
+def test_tools_that_change_nothing_are_served(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any]
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    backend.skip_until = "hello"
+    reply = http.post(CHAT, json=chat(**fields))
+    message = reply.json()["choices"][0]["message"]
+    assert "tool_calls" not in message
+    assert message["content"] == "hello"
 
 
 def test_unknown_fields_are_ignored_and_told_once(

@@ -31,7 +31,7 @@ from tests.serve_app.conftest import KEY, Site, serve
 from tests.serve_app.real_engine import QueueChannel, RealEngine
 
 NAME = "tiny"
-MODEL = ServedModel(NAME, 1, VOCAB_SIZE, (EOS_ID,), 160)
+MODEL = ServedModel(NAME, 1, VOCAB_SIZE, (EOS_ID,), 1500)
 LIMITS = Limits(default_max_tokens=20)
 
 PARAMETERS: list[dict[str, Any]] = [
@@ -72,7 +72,7 @@ EXTENSIONS = {
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return random_model(seed=3)
+    return random_model(seed=3, max_position_embeddings=2048)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +83,12 @@ def reference(model: Any) -> Reference:
 @pytest.fixture(scope="module")
 def real_site(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = save(model, tmp_path_factory.mktemp("tiny"))
-    config = EngineConfig(model=folder, max_rows=6, kv_tokens=2048, block_size=4)
+    config = EngineConfig(model=folder, max_rows=6, kv_tokens=6000, block_size=4)
     channel = QueueChannel()
     runner = decoder_runner(folder, config.num_blocks, config.block_size)
     grammars = Grammars(byte_tokenizer().backend_tokenizer.to_str(), VOCAB_SIZE, (EOS_ID,))
     engine = Engine(
-        config, runner, channel, max_model_len=160, eos_token_ids=(EOS_ID,), grammars=grammars
+        config, runner, channel, max_model_len=1500, eos_token_ids=(EOS_ID,), grammars=grammars
     )
     backend = RealEngine(engine, channel, MODEL)
     with serve(backend, byte_tokenizer(), LIMITS) as site:
@@ -299,3 +299,59 @@ def test_any_object_is_json(client: openai.OpenAI) -> None:
     assert text.startswith("{")
     if answer.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(text), dict)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Bonn", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_calls_are_made_as_asked_for(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        "max_tokens": 300,
+        "seed": 5,
+    }
+    answer = client.chat.completions.create(model=NAME, **body).choices[0]
+    calls = answer.message.tool_calls or []
+    assert answer.finish_reason == "tool_calls"
+    assert calls
+    assert len(calls) == 1 or (parallel and choice == "required")
+    for call in calls:
+        wanted = {"weather": ({"city": "Bonn"}, {"city": "Rome"}), "now": ({},)}
+        assert json.loads(call.function.arguments) in wanted[call.function.name]
+        assert choice == "required" or call.function.name == "now"
+    with client.chat.completions.stream(model=NAME, **body) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert [c.function.arguments for c in streamed] == [c.function.arguments for c in calls]
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "boolean"}])
+def test_text_or_calls(client: openai.OpenAI, schema: Any) -> None:
+    """Free text stays free; a schema and tools together allow either."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}], "seed": 5}
+    if schema:
+        form = {"name": "b", "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
+    answer = client.chat.completions.create(model=NAME, tools=TOOLS, max_tokens=300, **body)
+    message = answer.choices[0].message
+    if schema and not message.tool_calls:
+        assert message.content in ("true", "false")
+    assert message.content or message.tool_calls

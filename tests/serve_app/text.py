@@ -102,6 +102,8 @@ class TextBackend:
     crash_after: int | None = None
     """Deltas before the backend raises what nobody has planned."""
     cached_tokens: int = 0
+    skip_until: str = ""
+    """Where in its prompt the answer begins."""
 
     generations: list[Generation] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -170,7 +172,10 @@ class TextBackend:
         sampling = generation.sampling
         eos = self.model_.eos_token_ids
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
-        ids = (*generation.prompt_ids, eos[0])
+        prompt = generation.prompt_ids
+        if self.skip_until:
+            prompt = prompt[bytes(prompt).index(self.skip_until.encode()) :]
+        ids = (*prompt, eos[0])
         while len(ids) < sampling.max_tokens:
             ids += ids
         ids = ids[: sampling.max_tokens]
