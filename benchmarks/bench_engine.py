@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from replica.config import EngineConfig
 from replica.cuda import CudaDevice, CudaRecorder
 from replica.engine import Engine
 from replica.graph_pool import GraphPool
+from replica.kernels.tuning import tune
 from replica.messages import Command, Sampling, Stats, StepReport, Submit
 from replica.model import Decoder
 from replica.runner import DecoderRunner
 
+BLOCK = 64
+MODES = {"on": True, "off": False}
+"""Overlap."""
 EDGE = 8
 """Steps at either end of a window that are not counted."""
 
@@ -123,5 +130,35 @@ class BenchEngine:
         )
 
 
-def make_runner(decoder: Decoder, config: EngineConfig) -> DecoderRunner:
-    return DecoderRunner(decoder, config.num_blocks, config.block_size)
+def engine_config(rows: int, longest: int, *, overlap: bool) -> EngineConfig:
+    blocks = rows * (-(-longest // BLOCK) + 1)
+    return EngineConfig(
+        model="random",
+        device="cuda",
+        max_rows=rows,
+        max_model_len=longest,
+        kv_tokens=blocks * BLOCK,
+        block_size=BLOCK,
+        max_step_tokens=8192,
+        prefix_cache=False,
+        overlap=overlap,
+    )
+
+
+@contextmanager
+def engines(
+    decoder: Decoder, device: CudaDevice, rows: int, longest: int, modes: list[str]
+) -> Iterator[dict[str, BenchEngine]]:
+    """One engine per mode over one KV pool: they run in turn."""
+    configs = {mode: engine_config(rows, longest, overlap=MODES[mode]) for mode in modes}
+    first = configs[modes[0]]
+    tune(decoder, rows, device, first.cache_dir)
+    runner = DecoderRunner(decoder, first.num_blocks, first.block_size)
+    made = {mode: BenchEngine(config, runner, longest, device) for mode, config in configs.items()}
+    gc.collect()
+    gc.freeze()  # as the engine's process does before its first step
+    yield made
+    gc.unfreeze()
+    del made, runner
+    gc.collect()
+    torch.cuda.empty_cache()

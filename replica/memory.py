@@ -143,10 +143,11 @@ def _run_chunk(runner: DecoderRunner, sizes: Sizes, device: CudaDevice) -> None:
     count = sizes.max_step_tokens
     chunk = replace(Batch.padding(1), lengths=np.array([count], np.int32))
     _, inputs = packed(input_layout(sizes), device.memory)
+    logits = torch.empty(1, sizes.vocab_size, device=device.memory)
     device.settle()
 
     def forward() -> None:
-        runner.forward(chunk, inputs["token_ids"][:count], inputs)
+        runner.forward(chunk, inputs["token_ids"][:count], inputs, logits)
 
     device.stream("compute").run(forward)
     device.settle()

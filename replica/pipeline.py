@@ -208,8 +208,8 @@ class Pipeline:
 
     def _forward(self, batch: Batch, slot: IOSlot) -> None:
         input_ids = self._sampler.input_ids(batch, slot.device)
-        logits = self._runner.forward(batch, input_ids, slot.device)
-        self._logits[: len(logits)].copy_(logits)
+        logits = self._logits[: len(batch.samples)]
+        self._runner.forward(batch, input_ids, slot.device, logits)
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
         slot, count = lane.slot, len(batch.samples)

@@ -96,9 +96,11 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     if config.device == "cpu":
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
+    from replica.kernels.tuning import tune
     from replica.memory import with_kv_pool
 
     assert isinstance(device, CudaDevice)
+    tune(decoder, config.max_rows, device, config.cache_dir)
     wanted = config.graph_sizes or default_sizes(config.max_rows)
     sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()
     config = with_kv_pool(config, decoder, device, sizes)
@@ -122,7 +124,26 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     device = open_device(config)
     dtype = getattr(torch, config.dtype)
     decoder = load_decoder(config.model, config.revision, dtype, device.memory)
+    engine = assemble(config, decoder, device, channel)
+    config = engine.config
+    ready = Ready(
+        model_type=spec.model_type,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        max_model_len=engine.max_model_len,
+        max_rows=config.max_rows,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        load_s=time.perf_counter() - started,
+    )
+    return engine, ready
+
+
+def assemble(config: EngineConfig, decoder: Decoder, device: Device, channel: Channel) -> Engine:
+    """An engine around a decoder, warmed up, with all of its graphs. The KV pool takes what
+    memory there is, if the configuration does not say how large it is."""
     config, graphs = prepare(config, decoder, device)
+    spec = decoder.spec
     max_model_len = context_length(config, spec)
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
 
@@ -146,17 +167,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     # What lives now lives on: a collection would walk through all of it in the middle of a step.
     gc.collect()
     gc.freeze()
-    ready = Ready(
-        model_type=spec.model_type,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        max_model_len=max_model_len,
-        max_rows=config.max_rows,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        load_s=time.perf_counter() - started,
-    )
-    return engine, ready
+    return engine
 
 
 def die_with_parent() -> None:
