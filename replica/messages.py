@@ -78,8 +78,9 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 Command: TypeAlias = Submit | Abort | Backlog | Stop
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to one sequence."""
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step added to one sequence. Without cycles, so nothing for the collector: a step
+    makes hundreds."""
 
     request_id: str
     attempt: int

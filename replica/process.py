@@ -96,10 +96,11 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     if config.device == "cpu":
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
-    from replica.kernels.tuning import tune
+    from replica.kernels.tuning import keep_compiled, tune
     from replica.memory import with_kv_pool
 
     assert isinstance(device, CudaDevice)
+    keep_compiled(config.cache_dir)
     tune(decoder, config.max_rows, device, config.cache_dir)
     wanted = config.graph_sizes or default_sizes(config.max_rows)
     sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from replica.batch import Batch, Bools, Indices, Int32s, StepOutput
+from replica.batch import Batch, Bools, Indices, Int32s, Sampled, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import Budget, CostModel
 from replica.messages import FinishReason, Output
@@ -267,13 +267,15 @@ class Scheduler:
         ):
             return newest.followed_by(self._next_step, starts, lengths, held=held)
         sampling = rows[samples]
+        sequences = tuple(table.sequence(row) for row in rows.tolist())
         return Batch(
             step=self._next_step,
             rows=rows,
             starts=starts,
             lengths=lengths,
-            sequences=tuple(table.sequence(row) for row in rows.tolist()),
+            sequences=sequences,
             samples=samples,
+            sampled=Sampled.of(sequences[index] for index in samples.tolist()),
             new_rows=np.array([r for r in self._new_rows if table.sequences[r]], np.intp),
             greedy=bool(table.greedy[sampling].all()),
             filtered=bool(table.filtered[sampling].any()),
@@ -301,31 +303,31 @@ class Scheduler:
                 )
 
     def _append(self, output: StepOutput) -> None:
-        rows, ids = self.rows, output.ids
-        sampled = output.batch.rows[output.batch.samples]
+        rows, ids, batch = self.rows, output.ids, output.batch
+        sampled, owners = batch.rows[batch.samples], batch.sampled
         rows.in_flight[sampled] -= 1
         if rows.ended.any():
-            kept = ~rows.ended[sampled]
+            kept = np.flatnonzero(~rows.ended[sampled])
+            self.counts["surplus_rows"] += len(sampled) - len(kept)
             sampled, ids = sampled[kept], ids[kept]
-            self.counts["surplus_rows"] += len(kept) - len(sampled)
+            owners = Sampled.of(owners.sequences[index] for index in kept.tolist())
         self.counts["output_tokens"] += len(sampled)
         known = rows.known[sampled]
         rows.tokens[sampled, known] = ids
         rows.known[sampled] = known + 1
-        stopped = (rows.stop_ids[sampled] == ids[:, None]).any(axis=1)
+        width = rows.num_stops[sampled].max(initial=0)  # few have as many as there is room for
+        stopped = (rows.stop_ids[sampled, :width] == ids[:, None]).any(axis=1)
         over = stopped | (known + 1 >= rows.limit[sampled])
-        sequences = [rows.sequence(row) for row in sampled.tolist()]
-        reasons = self._finish_all(sequences, stopped, over)
-        offsets = (known - rows.prompt[sampled]).tolist()
-        self.outputs += [
-            Output(s.request_id, s.attempt, offset, (token,), reason, s.num_cached)
-            for s, token, offset, reason in zip(
-                sequences, ids.tolist(), offsets, reasons, strict=True
-            )
-        ]
+        reasons = self._finish_all(owners.sequences, stopped, over)
+        offsets = (known - owners.num_prompt).tolist()
+        token_ids = zip(ids.tolist(), strict=True)
+        self.outputs += map(
+            Output, owners.request_ids, owners.attempts, offsets, token_ids, reasons,
+            owners.num_cached,
+        )  # fmt: skip
 
     def _finish_all(
-        self, sequences: list[Sequence], stopped: Bools, over: Bools
+        self, sequences: tuple[Sequence, ...], stopped: Bools, over: Bools
     ) -> list[FinishReason | None]:
         """End those that are over. Why, for each sequence."""
         reasons: list[FinishReason | None] = [None] * len(sequences)

@@ -65,38 +65,43 @@ def _silu_and_multiply(
 def _rotate_and_store(
     parts, part_stride, cos, sin, scale, eps, q, pool, value_offset, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head): queries go to `q`, keys and values to their slot of the pool."""
+    """Program (token, TILE heads): queries go to `q`, keys and values to their slot of the pool."""
     start(DEPENDENT)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * TILE + tl.arange(0, TILE)[:, None]
     HALF: tl.constexpr = HEAD_DIM // 2
-    i = tl.arange(0, WIDTH)
-    inside = i < HALF
+    i = tl.arange(0, WIDTH)[None, :]
+    inside = (i < HALF) & (head < HEADS + 2 * KV_HEADS)
     slot = tl.load(slots + token)
     wait(DEPENDENT)
-    # Angles are computed by a kernel of the same step.
-    c = tl.load(cos + token * HALF + i, inside, 0.0)
-    s = tl.load(sin + token * HALF + i, inside, 0.0)
     source = parts + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM + i
     a = _sum_of_parts(source, part_stride, inside, PARTS)
     b = _sum_of_parts(source + HALF, part_stride, inside, PARTS)
-    if head < HEADS + KV_HEADS:
-        if NORM:
-            shrink = tl.rsqrt((tl.sum(a * a, 0) + tl.sum(b * b, 0)) / HEAD_DIM + eps)
-            a *= shrink * tl.load(scale + head * HEAD_DIM + i, inside, 0.0).to(tl.float32)
-            b *= shrink * tl.load(scale + head * HEAD_DIM + HALF + i, inside, 0.0).to(tl.float32)
-        a, b = a * c - b * s, b * c + a * s
-    if head < HEADS:
-        target = q + (token * HEADS + head) * HEAD_DIM + i
-        tl.store(target, a.to(q.dtype.element_ty), inside)
-        tl.store(target + HALF, b.to(q.dtype.element_ty), inside)
-    else:
-        which, kv_head = (head - HEADS) // KV_HEADS, (head - HEADS) % KV_HEADS
-        place = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
-        target = pool + which * value_offset + place * HEAD_DIM + i
-        tl.store(target, a.to(pool.dtype.element_ty), inside)
-        tl.store(target + HALF, b.to(pool.dtype.element_ty), inside)
+    turns = head < HEADS + KV_HEADS
+    if NORM:
+        shrink = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / HEAD_DIM + eps)[:, None]
+        scale_a = tl.load(scale + head * HEAD_DIM + i, inside & turns, 0.0).to(tl.float32)
+        scale_b = tl.load(scale + head * HEAD_DIM + HALF + i, inside & turns, 0.0).to(tl.float32)
+        a = tl.where(turns, a * shrink * scale_a, a)
+        b = tl.where(turns, b * shrink * scale_b, b)
+    # The angles, too, were computed by a kernel of this step.
+    c = tl.where(turns, tl.load(cos + token * HALF + i, i < HALF, 0.0), 1.0)
+    s = tl.where(turns, tl.load(sin + token * HALF + i, i < HALF, 0.0), 0.0)
+    first, second = a * c - b * s, b * c + a * s
+
+    is_query = inside & (head < HEADS)
+    target = q + (token * HEADS + head) * HEAD_DIM + i
+    tl.store(target, first.to(q.dtype.element_ty), is_query)
+    tl.store(target + HALF, second.to(q.dtype.element_ty), is_query)
+    which, kv_head = (head - HEADS) // KV_HEADS, (head - HEADS) % KV_HEADS
+    place = (slot // BLOCK_SIZE * KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+    stored = inside & (head >= HEADS)
+    target = pool + which * value_offset + place * HEAD_DIM + i
+    tl.store(target, first.to(pool.dtype.element_ty), stored)
+    tl.store(target + HALF, second.to(pool.dtype.element_ty), stored)
 
 
 def add_norm(
@@ -140,11 +145,12 @@ def rotate_and_store(
     tokens = product.shape[1]
     q = pool.new_empty(tokens, num_heads * dim)
     scale, eps = (norm.scale, norm.eps) if norm else (rotation.cos, 0.0)
-    _rotate_and_store[(tokens, num_heads + 2 * kv_heads)](
+    tile = 8
+    _rotate_and_store[(tokens, triton.cdiv(num_heads + 2 * kv_heads, tile))](
         product, product.stride(0), rotation.cos, rotation.sin, scale, eps,
         q, pool, pool.stride(0), slots,
         HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=dim, BLOCK_SIZE=block_size,
-        WIDTH=triton.next_power_of_2(dim // 2), PARTS=len(product), NORM=norm is not None,
-        DEPENDENT=dependent, num_warps=1, launch_pdl=dependent,
+        WIDTH=triton.next_power_of_2(dim // 2), TILE=tile, PARTS=len(product),
+        NORM=norm is not None, DEPENDENT=dependent, num_warps=2, launch_pdl=dependent,
     )  # fmt: skip
     return q

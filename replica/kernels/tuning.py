@@ -59,13 +59,19 @@ class Remembered:
             draft.replace(self._path)
 
 
+def keep_compiled(cache_dir: str) -> None:
+    """Have Triton keep what it compiles in this process in that folder, if it can be written."""
+    folder = Path(cache_dir).expanduser() / "triton"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        triton.knobs.cache.dir = str(folder)
+
+
 def tune(decoder: Decoder, max_rows: int, device: CudaDevice, cache_dir: str) -> None:
-    """Give the decoder's products plans, for steps of up to `max_rows` tokens. Kernels that are
-    compiled from now on are kept in the same folder."""
-    ops, folder = decoder.ops, Path(cache_dir).expanduser()
+    """Give the decoder's products plans, for steps of up to `max_rows` tokens."""
+    ops = decoder.ops
     assert isinstance(ops, GpuOps)
-    triton.knobs.cache.dir = str(folder / "triton")
-    remembered = Remembered(folder, device)
+    remembered = Remembered(Path(cache_dir).expanduser(), device)
     products = dict(_products(decoder, max_rows))
     unknown = [key for key in products if key not in remembered]
     for key in tqdm(unknown, desc="Timing products", unit="product", disable=not unknown):

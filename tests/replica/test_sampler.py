@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replica.batch import Batch
+from replica.batch import Batch, Sampled
 from replica.io_slot import FIRST_STOP_ID, Sizes, input_layout, packed
 from replica.rng import uniform
 from replica.sampler import Sampler, keep_most_likely
@@ -54,6 +54,7 @@ def sample(
         lengths=np.ones(count, np.int32),
         sequences=(),
         samples=rows,
+        sampled=Sampled.of(()),
         new_rows=rows,
         greedy=bool((inputs["row_floats"][:, 0] == 0).all()),
         filtered=bool(((torch.as_tensor(top_k) > 0) | (torch.as_tensor(top_p) < 1)).any()),
