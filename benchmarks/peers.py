@@ -36,8 +36,8 @@ def verdict(peer_ms: float) -> str:
     off = peer_ms / KNOWN_MS - 1
     held = "VALID" if abs(off) <= TOLERANCE else "NOT VALID"
     return (
-        f"{held}: transformers_cb took {peer_ms:.2f} ms at {KNOWN_CASE}, {off:+.1%} of the "
-        f"{KNOWN_MS} ms known of it (at most {TOLERANCE:.0%} off)"
+        f"{held}: transformers_cb took {peer_ms:.2f} ms at {KNOWN_CASE}, where {KNOWN_MS} ms is "
+        f"known: {off:+.1%}, at most {TOLERANCE:.0%} either way"
     )
 
 
