@@ -15,14 +15,14 @@ from collections import defaultdict
 import torch
 
 from benchmarks.bench_engine import engines
+from benchmarks.decode_cases import Case, cases, options
 from benchmarks.overlap import traced
-from benchmarks.report import Report, parser
+from benchmarks.report import Report
 from benchmarks.shapes import SHAPES, floor_ms, random_decoder
 from replica.cuda import CudaDevice
 from replica.gpu_trace import Trace
 from replica.model import Decoder
 
-CASES = "32x4096,32x1024,1x1024,256x1024"
 GROUPS = {
     "products": ("_product", "gemm", "cutlass", "nvjet", "splitK", "cublas"),
     "attention": ("_attend", "_merge"),
@@ -54,22 +54,18 @@ def breakdown(trace: Trace) -> dict[str, float]:
     return {group: us / trace.steps for group, us in ranked}
 
 
-def measure(
-    report: Report, decoder: Decoder, device: CudaDevice, case: str, steps: int, runs: int
-) -> None:
-    rows, context = map(int, case.split("x"))
-    prompt = context - steps // 2
-    with engines(decoder, device, rows, prompt + steps, ["on"]) as made:
+def measure(report: Report, decoder: Decoder, device: CudaDevice, case: Case, runs: int) -> None:
+    with engines(decoder, device, case.rows, case.prompt + case.steps, ["on"]) as made:
         engine = made["on"]
-        for group, us in breakdown(traced(engine, device, prompt)).items():
+        for group, us in breakdown(traced(engine, device, case.prompt)).items():
             print(f"    {group:<28} {us:>9.1f} us")
-        windows = [engine.run(prompt, steps) for _ in range(runs)]
-    floor = floor_ms(decoder.spec, rows, context)
-    step = report.add(f"decode_ms.{case}", [w.step_ms for w in windows])
-    report.add(f"floor_ms.{case}", [floor])
-    report.add(f"floor_share.{case}", [floor / step])
-    report.add(f"host_ms.{case}", [w.host_ms for w in windows])
-    report.add(f"bubble_share.{case}", [w.bubble_share for w in windows])
+        windows = [engine.run(case.prompt, case.steps) for _ in range(runs)]
+    floor = floor_ms(decoder.spec, case.rows, case.context)
+    step = report.add(f"decode_ms.{case.name}", [w.step_ms for w in windows])
+    report.add(f"floor_ms.{case.name}", [floor])
+    report.add(f"floor_share.{case.name}", [floor / step])
+    report.add(f"host_ms.{case.name}", [w.host_ms for w in windows])
+    report.add(f"bubble_share.{case.name}", [w.bubble_share for w in windows])
 
 
 def start_s(shape: str, cache_dir: str) -> float:
@@ -82,12 +78,9 @@ def start_s(shape: str, cache_dir: str) -> float:
 
 @torch.inference_mode()
 def main() -> None:
-    options = parser("decode", __doc__)
-    options.add_argument("--shape", choices=list(SHAPES), default="llama-8b")
-    options.add_argument("--cases", default=CASES, help="batch x mean context, with commas")
-    options.add_argument("--steps", type=int, default=200)
-    options.add_argument("--starts", action="store_true", help="also time cold and warm starts")
-    chosen = options.parse_args()
+    asked = options("decode", __doc__)
+    asked.add_argument("--starts", action="store_true", help="also time cold and warm starts")
+    chosen = asked.parse_args()
     report = Report("decode")
     if chosen.starts:
         with tempfile.TemporaryDirectory() as folder:
@@ -95,8 +88,8 @@ def main() -> None:
             report.add("warm_start_s", [start_s(chosen.shape, folder) for _ in range(chosen.runs)])
     device = CudaDevice()
     decoder = random_decoder(SHAPES[chosen.shape], torch.bfloat16, device.memory)
-    for case in chosen.cases.split(","):
-        measure(report, decoder, device, case, chosen.steps, chosen.runs)
+    for case in cases(chosen):
+        measure(report, decoder, device, case, chosen.runs)
     report.write(chosen.json)
 
 
