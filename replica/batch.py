@@ -6,6 +6,7 @@ the step before it are not known yet: those inputs are taken from `last_token` o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -46,6 +47,32 @@ NOTHING_SCORED = Scores(np.zeros(0, np.intp), np.zeros(0, np.int32), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """Whose tokens a step samples: S sequences, column by column, as reports need them.
+
+    Gathered when somebody comes or goes, not in each step.
+    """
+
+    sequences: tuple[Sequence, ...]
+    request_ids: tuple[str, ...]
+    attempts: tuple[int, ...]
+    num_cached: tuple[int, ...]
+    num_prompt: Int32s
+    """[S]"""
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> Sampled:
+        found = tuple(sequences)
+        return cls(
+            sequences=found,
+            request_ids=tuple(sequence.request_id for sequence in found),
+            attempts=tuple(sequence.attempt for sequence in found),
+            num_cached=tuple(sequence.num_cached for sequence in found),
+            num_prompt=np.array([sequence.num_prompt for sequence in found], np.int32),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """B rows of one step: rows with one token, then prompt chunks."""
 
@@ -59,6 +86,8 @@ class Batch:
     sequences: tuple[Sequence, ...]
     samples: Indices
     """[S] indices into the B rows whose last token yields a new one."""
+    sampled: Sampled
+    """Who they belong to."""
     new_rows: Indices
     """Rows assigned since the last batch: their sampling parameters travel with this one."""
     greedy: bool
@@ -123,6 +152,7 @@ class Batch:
             lengths=np.ones(size, np.int32),
             sequences=(),
             samples=rows,
+            sampled=Sampled.of(()),
             new_rows=rows[:0],
             greedy=greedy,
             filtered=filtered,

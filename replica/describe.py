@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from replica.batch import Batch, Indices, Int32s
+from replica.batch import Batch, Indices, Int32s, Sampled
 from replica.rows import Rows
 from replica.scores import plan_scores
 
@@ -56,13 +56,15 @@ def _anew(
     sampling = rows[samples]
     new = np.array([row for row in new_rows if table.sequences[row]], np.intp)
     shaped = new[table.shaped[new]]
+    sequences = tuple(table.sequence(row) for row in rows.tolist())
     return Batch(
         step=step,
         rows=rows,
         starts=starts,
         lengths=lengths,
-        sequences=tuple(table.sequence(row) for row in rows.tolist()),
+        sequences=sequences,
         samples=samples,
+        sampled=Sampled.of(sequences[index] for index in samples.tolist()),
         new_rows=new,
         greedy=bool(table.greedy[sampling].all()),
         filtered=bool(table.filtered[sampling].any()),

@@ -66,9 +66,10 @@ class Engine:
                 f"{config.num_blocks * config.block_size}: raise engine.kv_tokens or lower "
                 "engine.max_model_len"
             )
+        self.config = config
         self._channel = channel
         self._device = device = device or HostDevice()
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._vocab_size = runner.vocab_size
         self._grammars = grammars
         self._eos_token_ids = eos_token_ids
@@ -194,7 +195,7 @@ class Engine:
         if any(not 0 <= token < self._vocab_size for ids in named for token in ids):
             raise ValueError(f"token ids must lie in [0, {self._vocab_size})")
         sequence = Sequence.from_submit(
-            submit, max_model_len=self._max_model_len, eos_token_ids=self._eos_token_ids
+            submit, max_model_len=self.max_model_len, eos_token_ids=self._eos_token_ids
         )
         sequence.constraint = constraint_of(sampling, self._vocab_size, self._grammars)
         return sequence

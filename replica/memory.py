@@ -144,10 +144,11 @@ def _run_chunk(runner: DecoderRunner, sizes: Sizes, device: CudaDevice) -> None:
     scores = Scores(np.zeros(MAX_SCORES, np.intp), np.zeros(MAX_SCORES, np.int32), ())
     chunk = replace(Batch.padding(1), lengths=np.array([count], np.int32), scores=scores)
     _, inputs = packed(input_layout(sizes), device.memory)
+    logits = torch.empty(chunk.num_logits, sizes.vocab_size, device=device.memory)
     device.settle()
 
     def forward() -> None:
-        runner.forward(chunk, inputs["token_ids"][:count], inputs)
+        runner.forward(chunk, inputs["token_ids"][:count], inputs, logits)
 
     device.stream("compute").run(forward)
     device.settle()

@@ -112,7 +112,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 Command: TypeAlias = Submit | Abort | Backlog | Stop
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the model thought of one token, and of the most likely ones in its place."""
 
     logprob: float
@@ -121,8 +121,9 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...]
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to one sequence."""
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step added to one sequence. Without cycles, so nothing for the collector: a step
+    makes hundreds."""
 
     request_id: str
     attempt: int

@@ -25,7 +25,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from replica.batch import Batch, StepOutput
+from replica.batch import MAX_SCORES, Batch, StepOutput
 from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
 from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
 from replica.logprobs import token_logprobs
@@ -92,8 +92,10 @@ class Pipeline:
         self._device = device
         self._graphs: Graphs = graphs or NoGraphs()
         self._sampler = Sampler(sizes.max_rows, sizes.vocab_size, device.memory)
-        self._logits = torch.zeros(sizes.max_rows, sizes.vocab_size, device=device.memory)
-        """float32 [R, V], from forward to sampling. Static, so that either may be a replay."""
+        logits = sizes.max_rows + MAX_SCORES
+        self._logits = torch.zeros(logits, sizes.vocab_size, device=device.memory)
+        """float32 [R + MAX_SCORES, V], from forward to sampling. Static, so that either may be a
+        replay."""
         self._h2d, self._compute, self._d2h = (
             device.stream(name) for name in ("h2d", "compute", "d2h")
         )
@@ -212,12 +214,11 @@ class Pipeline:
 
     def _forward(self, batch: Batch, slot: IOSlot) -> None:
         input_ids = self._sampler.input_ids(batch, slot.device)
-        logits = self._runner.forward(batch, input_ids, slot.device)
-        count, scores = len(batch.samples), len(batch.scores)
-        self._logits[:count].copy_(logits[:count])
-        if scores:
+        logits = self._logits[: batch.num_logits]
+        self._runner.forward(batch, input_ids, slot.device, logits)
+        if scores := len(batch.scores):
             targets = slot.device["score_targets"][:scores]
-            _write(slot.outputs, SCORES, token_logprobs(logits[count:], targets))
+            _write(slot.outputs, SCORES, token_logprobs(logits[len(batch.samples) :], targets))
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
         slot, count = lane.slot, len(batch.samples)

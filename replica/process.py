@@ -97,9 +97,12 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     if config.device == "cpu":
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
+    from replica.kernels.tuning import keep_compiled, tune
     from replica.memory import with_kv_pool
 
     assert isinstance(device, CudaDevice)
+    keep_compiled(config.cache_dir)
+    tune(decoder, config.max_rows, device, config.cache_dir)
     wanted = config.graph_sizes or default_sizes(config.max_rows)
     sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()
     config = with_kv_pool(config, decoder, device, sizes)
@@ -135,7 +138,32 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     with ThreadPoolExecutor(1, "tokenizer") as aside:
         grammars = aside.submit(load_grammars, config, spec)
         decoder = load_decoder(config.model, config.revision, dtype, device.memory)
+    engine = assemble(config, decoder, device, channel, grammars.result())
+    config = engine.config
+    ready = Ready(
+        model_type=spec.model_type,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        max_model_len=engine.max_model_len,
+        max_rows=config.max_rows,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        load_s=time.perf_counter() - started,
+    )
+    return engine, ready
+
+
+def assemble(
+    config: EngineConfig,
+    decoder: Decoder,
+    device: Device,
+    channel: Channel,
+    grammars: Grammars | None = None,
+) -> Engine:
+    """An engine around a decoder, warmed up, with all of its graphs. The KV pool takes what
+    memory there is, if the configuration does not say how large it is."""
     config, graphs = prepare(config, decoder, device)
+    spec = decoder.spec
     max_model_len = context_length(config, spec)
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
 
@@ -146,7 +174,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
             channel,
             max_model_len=max_model_len,
             device=device,
-            grammars=grammars.result(),
+            grammars=grammars,
             **options,  # type: ignore[arg-type]
         )
 
@@ -160,17 +188,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     # What lives now lives on: a collection would walk through all of it in the middle of a step.
     gc.collect()
     gc.freeze()
-    ready = Ready(
-        model_type=spec.model_type,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        max_model_len=max_model_len,
-        max_rows=config.max_rows,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        load_s=time.perf_counter() - started,
-    )
-    return engine, ready
+    return engine
 
 
 def die_with_parent() -> None:

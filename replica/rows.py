@@ -57,6 +57,7 @@ class Rows:
         self.constrained = np.zeros(max_rows, bool)
         """Its tokens are limited by a mask."""
         self.stop_ids = np.full((max_rows, MAX_STOP_IDS), NO_TOKEN, np.int32)
+        self.num_stops = np.zeros(max_rows, np.intp)
         self.last_step = np.full(max_rows, NEVER, np.int64)
         """The newest step that names the row."""
         self.live = np.zeros(max_rows, bool)
@@ -102,6 +103,7 @@ class Rows:
         self.limit[row] = sequence.limit
         self.prompt[row] = sequence.num_prompt
         self.stop_ids[row, : len(sequence.stop_ids)] = sequence.stop_ids
+        self.num_stops[row] = len(sequence.stop_ids)
         sampling = sequence.sampling
         self.hold_until[row] = sequence.num_prompt + sampling.min_tokens
         self.greedy[row] = sampling.temperature == 0 or sampling.top_k == 1

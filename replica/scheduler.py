@@ -11,16 +11,17 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import repeat
 
 import numpy as np
 
-from replica.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, StepOutput
+from replica.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, Sampled, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import Budget, CostModel
 from replica.describe import describe
-from replica.messages import FinishReason, Output, TokenLogprobs
+from replica.messages import FinishReason, Output
 from replica.rows import NEVER, Rows
-from replica.scores import deliver_scores
+from replica.scores import deliver_scores, logprobs_of_prompts, logprobs_of_tokens
 from replica.sequence import Key, Sequence
 
 MAX_OVERTAKEN = 32
@@ -306,49 +307,35 @@ class Scheduler:
                 )
 
     def _append(self, output: StepOutput) -> None:
-        rows, ids = self.rows, output.ids
-        sampled = output.batch.rows[output.batch.samples]
-        logprobs = self._logprobs(output, sampled)
+        rows, ids, batch = self.rows, output.ids, output.batch
+        sampled, owners = batch.rows[batch.samples], batch.sampled
+        places: Iterable[int] = range(len(sampled))
         rows.in_flight[sampled] -= 1
         if rows.ended.any():
-            kept = ~rows.ended[sampled]
+            kept = np.flatnonzero(~rows.ended[sampled])
+            self.counts["surplus_rows"] += len(sampled) - len(kept)
             sampled, ids = sampled[kept], ids[kept]
-            logprobs = [told for told, keep in zip(logprobs, kept, strict=True) if keep]
-            self.counts["surplus_rows"] += len(kept) - len(sampled)
+            owners = Sampled.of(owners.sequences[index] for index in kept.tolist())
+            places = kept.tolist()
         self.counts["output_tokens"] += len(sampled)
         known = rows.known[sampled]
         rows.tokens[sampled, known] = ids
         rows.known[sampled] = known + 1
-        stopped = (rows.stop_ids[sampled] == ids[:, None]).any(axis=1)
+        width = rows.num_stops[sampled].max(initial=0)  # few have as many as there is room for
+        stopped = (rows.stop_ids[sampled, :width] == ids[:, None]).any(axis=1)
         over = stopped | (known + 1 >= rows.limit[sampled])
-        sequences = [rows.sequence(row) for row in sampled.tolist()]
-        reasons = self._finish_all(sequences, stopped, over)
-        offsets = (known - rows.prompt[sampled]).tolist()
-        self.outputs += [
-            Output(
-                s.request_id,
-                s.attempt,
-                offset,
-                (token,),
-                reason,
-                s.num_cached,
-                logprobs=told,
-                prompt_logprobs=() if offset else tuple(s.prompt_logprobs),
-            )
-            for s, token, offset, reason, told in zip(
-                sequences, ids.tolist(), offsets, reasons, logprobs, strict=True
-            )
-        ]
-
-    def _logprobs(self, output: StepOutput, sampled: Indices) -> list[tuple[TokenLogprobs, ...]]:
-        """What each of the sampled rows is told of its token."""
-        if output.logprobs is None:
-            return [()] * len(sampled)
-        step, asked = output.logprobs, self.rows.logprobs[sampled].tolist()
-        return [() if count < 0 else (step.of(i, count),) for i, count in enumerate(asked)]
+        reasons = self._finish_all(owners.sequences, stopped, over)
+        offsets = (known - owners.num_prompt).tolist()
+        token_ids = zip(ids.tolist(), strict=True)
+        self.outputs += map(
+            Output, owners.request_ids, owners.attempts, offsets, token_ids, reasons,
+            owners.num_cached, repeat(""),
+            logprobs_of_tokens(output.logprobs, places, rows.logprobs[sampled]),
+            logprobs_of_prompts(owners.sequences, offsets, rows.score_end[sampled]),
+        )  # fmt: skip
 
     def _finish_all(
-        self, sequences: list[Sequence], stopped: Bools, over: Bools
+        self, sequences: tuple[Sequence, ...], stopped: Bools, over: Bools
     ) -> list[FinishReason | None]:
         """End those that are over. Why, for each sequence."""
         reasons: list[FinishReason | None] = [None] * len(sequences)

@@ -1,4 +1,4 @@
-"""Log probabilities of prompt tokens: which positions a step scores, and whose they are.
+"""Log probabilities on the CPU: whose they are, and which prompt positions a step scores.
 
 Logits of prompt positions are wanted for these alone, so a step scores at most MAX_SCORES of
 them. Position p scores token p + 1. Pure CPU work on counts.
@@ -6,10 +6,15 @@ them. Position p scores token p + 1. Pure CPU work on counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import repeat
+
 import numpy as np
 
 from replica.batch import NOTHING_SCORED, Batch, Indices, Int32s, Scores, StepLogprobs
+from replica.messages import TokenLogprobs
 from replica.rows import Rows
+from replica.sequence import Sequence
 
 
 def plan_scores(table: Rows, rows: Indices, starts: Int32s, ends: Int32s) -> Scores:
@@ -38,3 +43,26 @@ def deliver_scores(batch: Batch, told: StepLogprobs) -> None:
         alternatives = sequence.sampling.prompt_logprobs or 0
         sequence.prompt_logprobs += [told.of(at + i, alternatives) for i in range(count)]
         at += count
+
+
+def logprobs_of_tokens(
+    told: StepLogprobs | None, places: Iterable[int], asked: Int32s
+) -> Iterable[tuple[TokenLogprobs, ...]]:
+    """What each of S rows is told of its token. places: [S] of the rows among the step's results.
+    asked: [S] alternatives, below 0 where nothing is wanted. Without end if nobody asked."""
+    if told is None:
+        return repeat(())
+    wanted = zip(places, asked.tolist(), strict=True)
+    return [() if count < 0 else (told.of(place, count),) for place, count in wanted]
+
+
+def logprobs_of_prompts(
+    sequences: Iterable[Sequence], offsets: Iterable[int], score_ends: Int32s
+) -> Iterable[tuple[TokenLogprobs, ...]]:
+    """They come with a sequence's first token. Without end if nobody asked."""
+    if not score_ends.any():
+        return repeat(())
+    return [
+        () if offset else tuple(sequence.prompt_logprobs)
+        for sequence, offset in zip(sequences, offsets, strict=True)
+    ]
