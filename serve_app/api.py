@@ -36,6 +36,7 @@ from serve_app.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
+from serve_app.reasoning import ReasoningTags
 from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
@@ -54,14 +55,15 @@ def create_app(
     limits: Limits,
     tag_requests: bool = True,
     aliases: Sequence[str] = (),
+    reasoning: ReasoningTags | None = None,
 ) -> FastAPI:
     """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it. aliases:
-    further names of the model.
+    further names of the model. reasoning: if given, answers are split by these tags.
 
     Raises ValueError for a tokenizer whose decoding cannot be followed token by token.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    api = Api(backend, tokenizer, limits, aliases)
+    api = Api(backend, tokenizer, limits, aliases, reasoning)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", api.completions, methods=["POST"])
     app.add_api_route("/v1/models", api.list_models, methods=["GET"])
@@ -86,6 +88,7 @@ class Api:
         tokenizer: PreTrainedTokenizerFast,
         limits: Limits,
         aliases: Sequence[str] = (),
+        reasoning: ReasoningTags | None = None,
     ) -> None:
         self._backend = backend
         self._encoder = PromptEncoder(tokenizer)
@@ -93,6 +96,7 @@ class Api:
         self._token_texts = TokenTexts(tokenizer.backend_tokenizer)
         self._limits = limits
         self._aliases = aliases
+        self._reasoning = reasoning
         self._names_logged: set[str] = set()
 
     async def health(self) -> Response:
@@ -119,7 +123,7 @@ class Api:
         body = await read_body(request, TokenizeRequest, self._limits.max_body_bytes)
         model = await self._model(body.model)
         if body.messages is not None:
-            ids = await self._encoder.chat(body.messages, model.max_model_len)
+            _, ids = await self._encoder.chat(body.messages, model.max_model_len)
         else:
             ids = await self._encoder.text(
                 body.prompt or "",
@@ -138,9 +142,16 @@ class Api:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
         model = await self._model_for(body, prompts=1)
         tools = body.offered_tools
-        prompt_ids = await self._encoder.chat(body.messages, model.max_model_len, tools)
+        text, prompt_ids = await self._encoder.chat(
+            body.messages, model.max_model_len, tools, body.chat_template_kwargs
+        )
         prompts = [check_prompt(prompt_ids, model, "messages")]
-        shape = ChatShape(self._telling(body), reads_calls=bool(tools))
+        shape = ChatShape(
+            self._telling(body),
+            reads_calls=bool(tools),
+            reasoning=self._reasoning,
+            thinking=self._reasoning is not None and self._reasoning.is_open(text),
+        )
         return await self._answer(request, body, model, prompts, shape)
 
     async def completions(self, request: Request) -> Response:

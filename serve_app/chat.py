@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerFast
@@ -60,9 +61,14 @@ class PromptEncoder:
             logger.warning("the chat template refuses a plain user message", exc_info=True)
 
     async def chat(
-        self, messages: Sequence[Message], max_model_len: int, tools: Sequence[Function] = ()
-    ) -> tuple[int, ...]:
-        """Ids of the conversation and the opening of the answer, which may call the tools.
+        self,
+        messages: Sequence[Message],
+        max_model_len: int,
+        tools: Sequence[Function] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> tuple[str, tuple[int, ...]]:
+        """Text and ids of the conversation and the opening of the answer, which may call the
+        tools. variables: of the chat template.
 
         Raises ApiError if there is no template, if it refuses the conversation, or if the
         prompt cannot fit into `max_model_len` tokens.
@@ -72,14 +78,15 @@ class PromptEncoder:
         offered = [_described(tool) for tool in tools]
         try:
             if self._knows_tools:
-                text = self._render([_native(turn) for turn in messages], offered)
+                text = self._render([_native(turn) for turn in messages], offered, variables)
             else:
-                text = self._render(_with_instructions(messages, offered))
+                text = self._render(_with_instructions(messages, offered), (), variables)
         except Exception:
             # A template is code of the model's authors, and raises whatever it likes.
             message = "The chat template of this model refuses the conversation."
             raise invalid(message, "messages") from None
-        return await self._encode(text, max_model_len, "messages", add_special_tokens=False)
+        ids = await self._encode(text, max_model_len, "messages", add_special_tokens=False)
+        return text, ids
 
     async def text(
         self, text: str, max_model_len: int, *, add_special_tokens: bool = True
@@ -98,9 +105,18 @@ class PromptEncoder:
         encoded = (self._backend.encode(text, add_special_tokens=False).ids for text in spellings)
         return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
-    def _render(self, turns: Turns, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def _render(
+        self,
+        turns: Turns,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         text: Any = self._tokenizer.apply_chat_template(
-            turns, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+            turns,
+            tools=list(tools) or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **variables,
         )
         return str(text)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, TypeAlias
 
 from pydantic import ValidationInfo
 from pydantic_core import PydanticCustomError
+from transformers import PreTrainedTokenizerBase
 
 from replica.messages import MAX_BIASES
 
@@ -22,6 +24,10 @@ MAX_BAD_WORDS = 32
 MAX_BAD_WORD_CHARS = 128
 MAX_BIAS = 100
 MAX_CHOICES = 1000
+RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {
+    "messages"
+}
+"""Arguments of transformers' rendering of a template."""
 
 Prompt: TypeAlias = "str | list[int]"
 
@@ -138,6 +144,17 @@ def as_tool_choice(value: object) -> tuple[str, str | None]:
         case {"type": "function", "function": {"name": str(name)}}:
             return "one", name
     raise fault('must be none, auto, required or {"type": "function", "function": {"name": ...}}')
+
+
+def as_template_kwargs(value: object) -> Mapping[str, Any]:
+    """Variables of the chat template."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise fault("must be an object")
+    if RESERVED & value.keys():
+        raise fault("must not set what the server sets: the template, its messages and tools")
+    return value
 
 
 def as_arguments(value: object) -> Mapping[str, Any]:

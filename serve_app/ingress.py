@@ -60,6 +60,7 @@ class Ingress:
             self._config.api,
             tag_requests=False,
             aliases=self._config.model_aliases,
+            reasoning=self._config.reasoning,
         )
 
     async def check_health(self) -> None:

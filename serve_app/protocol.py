@@ -30,6 +30,7 @@ from serve_app.fields import (
     as_response_format,
     as_schema,
     as_stops,
+    as_template_kwargs,
     as_tool_choice,
     fault,
     unsupported,
@@ -223,6 +224,10 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[tuple[str, str | None], PlainValidator(as_tool_choice)] | None = None
     """(mode, name); auto by default."""
+    chat_template_kwargs: Annotated[
+        Mapping[str, Any], PlainValidator(as_template_kwargs), Field(default_factory=dict)
+    ]
+    """Variables of the chat template, such as `enable_thinking`."""
     parallel_tool_calls: bool | None = None
     """True by default: one answer may make several calls."""
 

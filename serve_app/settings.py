@@ -15,6 +15,7 @@ from replica.config import EngineConfig
 from router.fair_queue import FairPolicy
 from router.tenant import Tenant, Tenants, load_tenants
 from serve_app.limits import Limits
+from serve_app.reasoning import ReasoningTags
 
 
 class TenantsSource(BaseModel):
@@ -47,6 +48,9 @@ class AppConfig(BaseModel):
     """What clients call the model."""
     model_aliases: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Further names that clients may call it by."""
+    reasoning: ReasoningTags | None = None
+    """Of a model that thinks before it answers: what stands between these tags is told apart, as
+    `reasoning_content`."""
     engine: EngineConfig
     tenants: Path | list[Tenant]
     """A YAML file, or the list itself. See `TenantsSource`."""

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -24,6 +25,7 @@ from serve_app.logprobs import (
     for_prompt,
     for_text,
 )
+from serve_app.reasoning import ReasoningReader, ReasoningTags
 from serve_app.sequence_text import Ending
 from serve_app.token_texts import TokenTexts
 from serve_app.tool_calls import CallDelta, ToolCallReader
@@ -59,6 +61,7 @@ class ChatMessage(msgspec.Struct):
     role: str = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
 
 
 ChatEnding: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -77,6 +80,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
     role: str | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChunkChoice(msgspec.Struct):
@@ -135,32 +139,48 @@ class Shape(ABC):
 class ChatShape(Shape):
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, telling: Telling, *, reads_calls: bool = False) -> None:
-        """reads_calls: the text may call tools."""
+    def __init__(
+        self,
+        telling: Telling,
+        *,
+        reads_calls: bool = False,
+        reasoning: ReasoningTags | None = None,
+        thinking: bool = False,
+    ) -> None:
+        """reads_calls: the text may call tools. reasoning: it is split by these tags. thinking: it
+        begins between them."""
         self._telling = telling
-        self._readers: defaultdict[int, ToolCallReader] | None = None
+        self._callers: defaultdict[int, ToolCallReader] | None = None
         if reads_calls:
-            self._readers = defaultdict(ToolCallReader)
+            self._callers = defaultdict(ToolCallReader)
+        self._thinkers: defaultdict[int, ReasoningReader] | None = None
+        if reasoning is not None:
+            self._thinkers = defaultdict(partial(ReasoningReader, reasoning, is_open=thinking))
 
     def opening(self, piece: Piece) -> msgspec.Struct:
         return ChatChunkChoice(piece.choice, ChatDelta(role="assistant", content=""))
 
     def chunk(self, piece: Piece) -> msgspec.Struct | None:
-        text, calls, ending = self._read(piece)
-        if not (text or calls or ending or piece.tokens):
+        thoughts, text, calls, ending = self._read(piece)
+        if not (thoughts or text or calls or ending or piece.tokens):
             return None
-        delta = ChatDelta(content=text or ("" if piece.tokens and not calls else None))
-        if calls:
-            delta.tool_calls = [_call_delta(call) for call in calls]
+        nothing_else = piece.tokens and not calls and not thoughts
+        delta = ChatDelta(
+            content=text or ("" if nothing_else else None),
+            tool_calls=[_call_delta(call) for call in calls] or None,
+            reasoning_content=thoughts or None,
+        )
         told = self._told(piece) if piece.tokens else None
         return ChatChunkChoice(piece.choice, delta, ending, told)
 
     def choice(self, piece: Piece, prompt_ids: Sequence[int]) -> msgspec.Struct:
-        text, calls, ending = self._read(piece)
+        thoughts, text, calls, ending = self._read(piece)
         assert ending is not None
         message = ChatMessage(text)
         if calls:
             message = ChatMessage(text or None, tool_calls=_whole_calls(calls))
+        if thoughts:
+            message.reasoning_content = thoughts
         return ChatChoice(
             piece.choice,
             message,
@@ -169,13 +189,17 @@ class ChatShape(Shape):
             self._telling.of_prompt(prompt_ids, piece.prompt_logprobs),
         )
 
-    def _read(self, piece: Piece) -> tuple[str, list[CallDelta], ChatEnding | None]:
-        if self._readers is None:
-            return piece.text, [], piece.ending
-        reader = self._readers[piece.choice]
-        text, calls = reader.push(piece.text, last=piece.ending is not None)
-        called = piece.ending == "stop" and reader.calls > 0
-        return text, calls, "tool_calls" if called else piece.ending
+    def _read(self, piece: Piece) -> tuple[str, str, list[CallDelta], ChatEnding | None]:
+        """(thoughts, content, calls, how it ends)."""
+        thoughts, text, last = "", piece.text, piece.ending is not None
+        if self._thinkers is not None:
+            thoughts, text = self._thinkers[piece.choice].push(text, last=last)
+        if self._callers is None:
+            return thoughts, text, [], piece.ending
+        caller = self._callers[piece.choice]
+        text, calls = caller.push(text, last=last)
+        called = piece.ending == "stop" and caller.calls > 0
+        return thoughts, text, calls, "tool_calls" if called else piece.ending
 
     def _told(self, piece: Piece) -> ChatLogprobs | None:
         return for_chat(piece.tokens, self._telling.texts) if self._telling.sampled else None

@@ -85,7 +85,7 @@ class ToolCallReader:
         if mark_found:
             self._buffer, self._reading = rest, following
             return found
-        held = 0 if last else _overlap(self._buffer, mark)
+        held = 0 if last else overlap(self._buffer, mark)
         cut = len(self._buffer) - held
         taken, self._buffer = self._buffer[:cut], self._buffer[cut:]
         return taken
@@ -98,7 +98,7 @@ class ToolCallReader:
             yield CallDelta(self.calls - 1, f"call_{uuid.uuid4().hex}", name[len(HEAD) :], "")
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """Length of the longest end of the text that begins the mark."""
     longest = min(len(text), len(mark) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

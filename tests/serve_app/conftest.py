@@ -50,10 +50,14 @@ def smollm2() -> PreTrainedTokenizerFast:
 
 
 @contextmanager
-def serve(backend: Any, tokenizer: PreTrainedTokenizerFast, limits: Limits) -> Iterator[Site]:
+def serve(
+    backend: Any, tokenizer: PreTrainedTokenizerFast, limits: Limits, **options: Any
+) -> Iterator[Site]:
     """Until the end of the block."""
     tenants = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)])])
-    app = create_app(backend, tokenizer, tenants.find_by_key, limits, aliases=["text-alias"])
+    app = create_app(
+        backend, tokenizer, tenants.find_by_key, limits, aliases=["text-alias"], **options
+    )
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -108,6 +108,7 @@ def test_the_version_is_told(http: httpx.Client) -> None:
         {"prompt_logprobs": None},
         {"logprobs": None, "top_logprobs": None},
         {"stop_token_ids": []},
+        {"chat_template_kwargs": {"enable_thinking": False, "other": [1]}},
         {"response_format": None},
         {"response_format": {"type": "text"}},
         {"guided_choice": None},
@@ -265,6 +266,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
          "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": TOOL}, "tool_choice"),
+        *[
+            ({"chat_template_kwargs": value}, "chat_template_kwargs")
+            for value in (1, [], "a", {"chat_template": "x"}, {"messages": []}, {"tools": []})
+        ],
         *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},

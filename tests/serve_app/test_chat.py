@@ -28,7 +28,7 @@ async def test_a_conversation_is_written_by_the_template(
     smollm2: PreTrainedTokenizerFast,
 ) -> None:
     turns = [message("Be brief.", "developer"), message("Hi"), message("Yes?", "assistant")]
-    ids = await PromptEncoder(smollm2).chat([*turns, message("日本")], 1000)
+    _, ids = await PromptEncoder(smollm2).chat([*turns, message("日本")], 1000)
     assert smollm2.decode(ids, skip_special_tokens=False) == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\nYes?<|im_end|>\n<|im_start|>user\n日本<|im_end|>\n"
@@ -38,7 +38,7 @@ async def test_a_conversation_is_written_by_the_template(
 
 async def test_text_parts_are_lines(encoder: PromptEncoder) -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert await encoder.chat([message(parts)], 100) == tuple(b"one\ntwo")
+    assert (await encoder.chat([message(parts)], 100))[1] == tuple(b"one\ntwo")
 
 
 async def test_a_template_that_refuses_is_a_bad_request_without_its_words(
@@ -79,7 +79,7 @@ async def test_no_request_pays_for_compiling(monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("compiled in a request")
 
     monkeypatch.setattr(jinja2.Environment, "compile", compile_now)
-    assert await encoder.chat([message("hi")], 100) == tuple(b"hi")
+    assert (await encoder.chat([message("hi")], 100))[1] == tuple(b"hi")
 
 
 @pytest.mark.parametrize("length", [INLINE_CHARS, INLINE_CHARS + 1])
@@ -123,7 +123,7 @@ async def test_special_tokens_surround_a_text_and_not_a_conversation() -> None:
     )
     encoder = PromptEncoder(tokenizer)
     assert await encoder.text("a", 10) == (256, 97)
-    assert await encoder.chat([message("a")], 10) == (97,)
+    assert (await encoder.chat([message("a")], 10))[1] == (97,)
 
 
 async def test_a_tokenizer_that_truncates_is_cured() -> None:
@@ -135,3 +135,11 @@ async def test_a_tokenizer_that_truncates_is_cured() -> None:
 def test_the_vocabulary_includes_added_tokens(encoder: PromptEncoder) -> None:
     """C22."""
     assert encoder.vocab_size == 258
+
+
+async def test_variables_reach_the_template() -> None:
+    changed = byte_tokenizer()
+    changed.chat_template = "{{ messages[0].content }}{{ '!' if loud else '.' }}"
+    encoder = PromptEncoder(changed)
+    assert (await encoder.chat([message("hi")], 100))[0] == "hi."
+    assert (await encoder.chat([message("hi")], 100, (), {"loud": True}))[0] == "hi!"

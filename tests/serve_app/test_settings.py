@@ -28,6 +28,7 @@ def test_what_is_left_out_has_a_default() -> None:
         ({"fairness": {"lambda": 0.5}}, "lambda"),
         ({"api": {"max_body": 5}}, "max_body"),
         ({"tenants": [{"id": "a", "wait": 3}]}, "wait"),
+        ({"reasoning": {"begin": "<think>"}}, "begin"),
     ],
 )
 def test_an_unknown_key_is_refused_at_every_level(options: dict[str, Any], where: str) -> None:
@@ -46,6 +47,8 @@ def test_an_unknown_key_is_refused_at_every_level(options: dict[str, Any], where
         {"engine": {"model": "m", "device": "abacus"}},
         {"fairness": {"lam": 2.0}},
         {"api": {"max_choices": 0}},
+        {"reasoning": {"end": ""}},
+        {"model_aliases": [""]},
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any]) -> None:
