@@ -40,7 +40,7 @@ from serve_app.reasoning import ReasoningTags
 from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
-from serve_app.streaming import EventStream, PlainAnswer
+from serve_app.streaming import EventStream, PlainAnswer, timeout_of
 from serve_app.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
@@ -203,6 +203,7 @@ class Api:
         shape: Shape,
     ) -> Response:
         """n choices for each prompt. What can be refused has been when this returns."""
+        timeout_s = timeout_of(request.headers)
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = self._encoder.bad_tokens(body.bad_words)
@@ -221,8 +222,8 @@ class Api:
                 choices.append(Choice(index, generation, text, silent=body.no_output))
         answer = Answer(self._backend, choices, len(prompts), body.shown_per_prompt, reply)
         if body.stream:
-            return EventStream(answer.events(body.include_usage))
-        return PlainAnswer(answer.whole)
+            return EventStream(answer.events(body.include_usage), timeout_s)
+        return PlainAnswer(answer.whole, timeout_s)
 
     def _new_text(self, body: GenerationRequest) -> SequenceText:
         return SequenceText(
