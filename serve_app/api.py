@@ -28,6 +28,7 @@ from serve_app.errors import ApiError, invalid
 from serve_app.fields import Prompt
 from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
+from serve_app.openapi import document
 from serve_app.parameters import check_ids, check_prompt, sampling
 from serve_app.protocol import (
     ChatRequest,
@@ -46,6 +47,7 @@ from serve_app.token_texts import TokenTexts
 logger = logging.getLogger(__name__)
 
 MAX_NAMES_LOGGED = 1000
+JSON = "application/json"
 
 
 def create_app(
@@ -71,8 +73,11 @@ def create_app(
     app.add_api_route("/tokenize", api.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", api.detokenize, methods=["POST"])
     app.add_api_route("/version", api.version, methods=["GET"])
-    app.add_api_route("/health", api.health, methods=["GET", "HEAD"])
-    app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"])
+    for path, probe in (("/health", api.health), ("/ready", api.ready)):
+        app.add_api_route(path, probe, methods=["GET"])
+        app.add_api_route(path, probe, methods=["HEAD"], include_in_schema=False)
+    made = msgspec.json.encode(document(app, _version()))
+    app.add_api_route("/openapi.json", lambda: Response(made, media_type=JSON), methods=["GET"])
     errors.install(app)
     app.add_middleware(BearerAuth, find_tenant=find_tenant)
     app.add_middleware(Edge, tag=tag_requests)
@@ -289,4 +294,4 @@ def _version() -> str:
 
 
 def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return Response(msgspec.json.encode(value), media_type=JSON)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import ValidationInfo
+from pydantic import PlainValidator, ValidationInfo
 from pydantic_core import PydanticCustomError
 from transformers import PreTrainedTokenizerBase
 
@@ -189,3 +189,53 @@ def as_choices(value: object) -> tuple[str, ...] | None:
     if not all(isinstance(text, str) and text for text in value):
         raise fault("each must be a string that is not empty")
     return tuple(dict.fromkeys(value))
+
+
+# What the fields are declared as, and what their JSON looks like.
+
+Stops: TypeAlias = Annotated[
+    tuple[str, ...],
+    PlainValidator(as_stops, json_schema_input_type=str | list[str] | None),
+]
+BadWords: TypeAlias = Annotated[
+    tuple[str, ...],
+    PlainValidator(as_bad_words, json_schema_input_type=list[str] | None),
+]
+Biases: TypeAlias = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(as_biases, json_schema_input_type=dict[str, float] | None),
+]
+Content: TypeAlias = Annotated[
+    str,
+    PlainValidator(as_content, json_schema_input_type=str | list[dict[str, Any]] | None),
+]
+Prompts: TypeAlias = Annotated[
+    list[Prompt],
+    PlainValidator(
+        as_prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+    ),
+]
+ResponseFormat: TypeAlias = Annotated[
+    Mapping[str, Any] | None,
+    PlainValidator(as_response_format, json_schema_input_type=dict[str, Any] | None),
+]
+JsonSchema: TypeAlias = Annotated[
+    Mapping[str, Any] | None,
+    PlainValidator(as_schema, json_schema_input_type=dict[str, Any] | str | None),
+]
+Choices: TypeAlias = Annotated[
+    tuple[str, ...] | None,
+    PlainValidator(as_choices, json_schema_input_type=list[str] | None),
+]
+ToolChoice: TypeAlias = Annotated[
+    tuple[str, str | None],
+    PlainValidator(as_tool_choice, json_schema_input_type=str | dict[str, Any] | None),
+]
+TemplateKwargs: TypeAlias = Annotated[
+    Mapping[str, Any],
+    PlainValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | None),
+]
+Arguments: TypeAlias = Annotated[
+    Mapping[str, Any],
+    PlainValidator(as_arguments, json_schema_input_type=str),
+]

@@ -6,32 +6,29 @@ does not define are ignored. The module knows neither HTTP nor what happens to a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PlainValidator,
     model_validator,
 )
 
 from replica.messages import MAX_LOGPROBS
 from serve_app.fields import (
     MAX_STOP_TOKEN_IDS,
-    Prompt,
-    as_arguments,
-    as_bad_words,
-    as_biases,
-    as_choices,
-    as_content,
-    as_prompts,
-    as_response_format,
-    as_schema,
-    as_stops,
-    as_template_kwargs,
-    as_tool_choice,
+    Arguments,
+    BadWords,
+    Biases,
+    Choices,
+    Content,
+    JsonSchema,
+    Prompts,
+    ResponseFormat,
+    Stops,
+    TemplateKwargs,
+    ToolChoice,
     fault,
     unsupported,
 )
@@ -63,7 +60,7 @@ class _Fields(BaseModel):
 
 class CalledFunction(_Fields):
     name: str
-    arguments: Annotated[Mapping[str, Any], PlainValidator(as_arguments)]
+    arguments: Arguments
 
 
 class ToolCall(_Fields):
@@ -80,7 +77,7 @@ class Message(_Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    content: Annotated[str, PlainValidator(as_content)] = Field(None, validate_default=True)
+    content: Content = Field(None, validate_default=True)
 
     @model_validator(mode="after")
     def _supported(self) -> Message:
@@ -108,18 +105,18 @@ class GenerationRequest(_Fields):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(as_biases)] = ()
-    bad_words: Annotated[tuple[str, ...], PlainValidator(as_bad_words)] = ()
+    logit_bias: Biases = ()
+    bad_words: BadWords = ()
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    response_format: Annotated[Mapping[str, Any] | None, PlainValidator(as_response_format)] = None
+    response_format: ResponseFormat = None
     """The JSON schema that it asks for."""
-    guided_json: Annotated[Mapping[str, Any] | None, PlainValidator(as_schema)] = None
+    guided_json: JsonSchema = None
     guided_regex: Annotated[str, Field(min_length=1)] | None = None
-    guided_choice: Annotated[tuple[str, ...] | None, PlainValidator(as_choices)] = None
+    guided_choice: Choices = None
     guided_grammar: Annotated[str, Field(min_length=1)] | None = None
     """In Lark's notation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(as_stops)] = ()
+    stop: Stops = ()
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
@@ -222,11 +219,9 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[tuple[str, str | None], PlainValidator(as_tool_choice)] | None = None
+    tool_choice: ToolChoice | None = None
     """(mode, name); auto by default."""
-    chat_template_kwargs: Annotated[
-        Mapping[str, Any], PlainValidator(as_template_kwargs), Field(default_factory=dict)
-    ]
+    chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     """Variables of the chat template, such as `enable_thinking`."""
     parallel_tool_calls: bool | None = None
     """True by default: one answer may make several calls."""
@@ -283,7 +278,7 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(as_prompts)]
+    prompt: Prompts
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
