@@ -40,7 +40,7 @@ class Shaping:
         rows = inputs["shaped_rows"][:count]
         self._bias_ids[rows] = inputs["bias_ids"][:count]
         self._biases[rows] = inputs["biases"][:count]
-        self._counts[rows] = 0
+        self._counts.index_fill_(0, rows, 0)
         prompt, output = batch.past
         places, counts = inputs["past"], self._counts.view(-1)
         counts.index_fill_(0, places[:prompt], IN_PROMPT)

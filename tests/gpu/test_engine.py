@@ -87,13 +87,18 @@ KINDS = [
     {"temperature": 0.7, "min_tokens": 5, "stop_token_ids": (7, 8)},
     {"temperature": 0.8, "allowed_token_ids": tuple(range(20, 90))},
     {"temperature": 0.0},
+    {"temperature": 0.9, "min_p": 0.1},
+    {"temperature": 0.0, "presence_penalty": 1.0, "frequency_penalty": 0.3, "logprobs": 2},
+    {"temperature": 0.9, "repetition_penalty": 1.3, "logit_bias": ((70, 3.0), (90, -100.0))},
+    {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.5, "min_tokens": 9, "logprobs": 5},
+    {"temperature": 0.8, "bad_token_ids": ((30,), (40, 41)), "prompt_logprobs": 1},
 ]
 
 
 def test_samples_equal_those_of_the_cpu(oracle, runner, device):
     """C08, X6: every kind of sampling, alone and in company, eager, graph and on a CPU."""
     asked = [
-        sampled(i, prompt, **KINDS[i % len(KINDS)]) for i, prompt in enumerate(prompts(11, 18))
+        sampled(i, prompt, **KINDS[i % len(KINDS)]) for i, prompt in enumerate(prompts(11, 33))
     ]
     host = Bench(
         decoder_runner(oracle.folder, BLOCKS, BLOCK),
@@ -102,13 +107,26 @@ def test_samples_equal_those_of_the_cpu(oracle, runner, device):
         block_size=BLOCK,
         kv_tokens=BLOCKS * BLOCK,
     )
-    expected = host.run(*asked)
+    expected, told = host.run(*asked), logprobs(host)
     host.close()
     for options in ({}, {"sizes": (ROWS,)}, {"sizes": (2, 3)}, {"sizes": (1,), "max_rows": 1}):
         rows = options.get("max_rows") or (options.get("sizes") or (ROWS,))[-1]
         engine, _ = bench(runner, device, **{"max_rows": rows, **options})
         assert engine.run(*asked) == expected
+        assert logprobs(engine) == {
+            name: pytest.approx(values, abs=1e-3) for name, values in told.items()
+        }
         engine.close()
+
+
+def logprobs(engine: Bench) -> dict[str, list[float]]:
+    """By request, of prompts and outputs, alternatives included."""
+    told: dict[str, list[float]] = {}
+    for output in sorted(engine.reported, key=lambda output: output.offset):
+        values = told.setdefault(output.request_id, [])
+        for entry in (*output.prompt_logprobs, *output.logprobs):
+            values += [entry.logprob, *entry.top_logprobs]
+    return told
 
 
 def test_the_device_computes_when_the_meter_says_so(runner, device):

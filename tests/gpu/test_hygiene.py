@@ -12,18 +12,30 @@ from tests.script import submit
 STEPS = 50
 
 
-def decoding(runner, device, sizes, **options):
+SHAPED = {
+    "temperature": 0.8,
+    "min_p": 0.05,
+    "frequency_penalty": 0.2,
+    "repetition_penalty": 1.1,
+    "logit_bias": ((9, 1.0),),
+    "logprobs": 5,
+}
+
+
+def decoding(runner, device, sizes, sampling=None, **options):
     """An engine in the middle of decoding six rows."""
     engine, _ = bench(runner, device, sizes, eos_token_ids=(), **options)
-    engine.send(*(submit(str(i), (3, i), max_tokens=150, ignore_eos=True) for i in range(6)))
+    common = {"max_tokens": 150, "ignore_eos": True, **(sampling or {})}
+    engine.send(*(submit(str(i), (3, i), **common) for i in range(6)))
     engine.step(12)
     return engine
 
 
 @pytest.mark.parametrize("sizes", [(ROWS,), ()], ids=["graphs", "eager"])
 @pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
-def test_steady_steps_break_no_rule(runner, device, sizes, overlap):
-    engine = decoding(runner, device, sizes, overlap=overlap)
+@pytest.mark.parametrize("sampling", [{}, SHAPED], ids=["greedy", "shaped"])
+def test_steady_steps_break_no_rule(runner, device, sizes, overlap, sampling):
+    engine = decoding(runner, device, sizes, sampling, overlap=overlap)
     trace = record(device, engine.engine.advance, STEPS)
     assert trace.violations() == []
     assert len(trace.device) > 5 * STEPS
