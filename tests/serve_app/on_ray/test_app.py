@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
 
 from router.messages import Outcome
 from router.tenant import digest
@@ -58,6 +61,37 @@ async def test_answers_equal_the_reference_streamed_or_not(
         streamed = await asyncio.gather(*(stream(client, prompt) for prompt in PROMPTS))
     assert dict(zip(PROMPTS, plain, strict=True)) == expected
     assert streamed == plain
+
+
+async def test_structure_penalties_and_log_probabilities_pass_through_all_of_it(
+    site: Site, model: str
+) -> None:
+    """From the engine's own process to the client, streamed or not."""
+    reference = Oracle(model, TOKENS)
+    prompt = "Tell me:"
+    body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": 30, "seed": 1}
+    async with site.openai() as client:
+        form = {"guided_regex": "[a-c]{4}-[0-9]{2}"}
+        bound = await client.completions.create(**body, extra_body=form)
+        answer = await client.completions.create(
+            **body, echo=True, logprobs=3, frequency_penalty=1.5
+        )
+        told: list[float | None] = []
+        async for chunk in await client.completions.create(
+            **body, echo=True, logprobs=3, frequency_penalty=1.5, stream=True
+        ):
+            logprobs = chunk.choices[0].logprobs
+            told += (logprobs.token_logprobs or []) if logprobs else []
+    assert re.fullmatch("[a-c]{4}-[0-9]{2}", bound.choices[0].text)
+    whole = answer.choices[0].logprobs
+    assert whole is not None
+    assert whole.token_logprobs == told
+    ids = torch.tensor([[*prompt.encode()]])
+    with torch.inference_mode():
+        table = reference.model(ids).logits[0].log_softmax(-1)
+    wanted = [float(table[at, token]) for at, token in enumerate(ids[0, 1:].tolist())]
+    assert told[0] is None
+    assert told[1 : len(prompt)] == pytest.approx(wanted, abs=1e-3)
 
 
 async def test_both_replicas_work(site: Site) -> None:
