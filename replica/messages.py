@@ -197,6 +197,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     block_size: int
     num_blocks: int
     load_s: float
+    grammars: bool = True
+    """It can follow grammars (`Sampling.grammar`)."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

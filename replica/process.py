@@ -149,6 +149,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         load_s=time.perf_counter() - started,
+        grammars=grammars.result() is not None,
     )
     return engine, ready
 

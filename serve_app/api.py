@@ -212,7 +212,7 @@ class Api:
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = self._encoder.bad_tokens(body.bad_words)
-        grammar = await grammar_of(body)
+        grammar = await grammar_of(body, model)
         for prompt_ids in prompts:
             first = sampling(body, len(prompt_ids), model, self._limits, bad, grammar)
             for number in range(body.choices_per_prompt):

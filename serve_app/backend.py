@@ -26,6 +26,8 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     max_model_len: int
     """Longest prompt plus output, in tokens."""
+    grammars: bool = True
+    """Its output can be held to a grammar."""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Fleet:
             vocab_size=ready.vocab_size,
             eos_token_ids=ready.eos_token_ids,
             max_model_len=ready.max_model_len,
+            grammars=ready.grammars,
         )
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:

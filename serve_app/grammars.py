@@ -14,6 +14,7 @@ from typing import Any
 
 from llguidance import LLMatcher
 
+from serve_app.backend import ServedModel
 from serve_app.errors import invalid
 from serve_app.protocol import ChatRequest, Function, GenerationRequest
 from serve_app.tool_calls import END, HEAD, MARK, MIDDLE
@@ -26,8 +27,8 @@ MAX_CHARS = 64 * 1024
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-async def grammar_of(request: GenerationRequest) -> str:
-    """ "" if the output is free. Raises ApiError, naming the field, for what cannot be followed."""
+async def grammar_of(request: GenerationRequest, model: ServedModel) -> str:
+    """Empty if the output is free. Raises ApiError, naming the field, for what it cannot be."""
     asked = request.structure
     if isinstance(request, ChatRequest) and request.offered_tools:
         param, grammar = "tools", _of_tools(request, asked[1] if asked else None)
@@ -35,6 +36,8 @@ async def grammar_of(request: GenerationRequest) -> str:
         param, grammar = asked[0], _of_field(*asked)
     else:
         return ""
+    if not model.grammars:
+        raise invalid(f"{param} is not supported with this model", param, "unsupported_parameter")
     if len(grammar) > MAX_CHARS:
         raise invalid(f"{param} is larger than {MAX_CHARS} characters", param)
     # In a thread: it may take tens of milliseconds, and releases the interpreter.

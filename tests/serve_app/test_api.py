@@ -300,6 +300,19 @@ def test_bad_tools_are_refused(
 
 
 @pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"guided_regex": "a"}, "guided_regex"), ({"tools": [TOOL]}, "tools")],
+)
+def test_a_model_that_cannot_follow_grammars_says_so(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000, grammars=False)
+    error = refused(http.post(CHAT, json=chat(**fields)))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+    assert http.post(CHAT, json=chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tools": []},
