@@ -14,7 +14,7 @@ from torch import Tensor
 from replica.io_slot import CHOICE, MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P
 from replica.kernels.borders import LOWEST, STAGES, key_of, largest_border, weights_of
 
-BLOCK = 2048
+BLOCK, WARPS = 2048, 16
 GROUPS = 128
 """Groups of tokens whose best are looked at first: the k-th best of them is no better than the
 k-th best of all, and nearly as good, for k up to a quarter of them."""
@@ -156,6 +156,6 @@ def choose(
         sampled, last_token, vocab_size,
         SEED=SEED, CHOICE=CHOICE, TOP_K=TOP_K, TEMPERATURE=TEMPERATURE, TOP_P=TOP_P, MIN_P=MIN_P,
         BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK)),
-        GROUPS=GROUPS, num_warps=16,
+        GROUPS=GROUPS, num_warps=WARPS,
     )  # fmt: skip
     return sampled

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.kernels.borders import STAGES, key_of, largest_border
-from replica.kernels.choose import BLOCK, GROUPS, best_of, floor_of_top
+from replica.kernels.choose import BLOCK, GROUPS, WARPS, best_of, floor_of_top
 
 
 @triton.jit
@@ -77,5 +77,5 @@ def tell(logits: Tensor, tokens: Tensor, chosen: Tensor, top_ids: Tensor, top: T
     scratch = torch.empty((count, 2, width), dtype=torch.int32, device=logits.device)
     _tell[(count,)](
         logits, logits.stride(0), tokens, chosen, top_ids, top, scratch, vocab_size,
-        K=k, WIDTH=width, BLOCK=BLOCK, GROUPS=GROUPS, num_warps=16,
+        K=k, WIDTH=width, BLOCK=BLOCK, GROUPS=GROUPS, num_warps=WARPS,
     )  # fmt: skip
