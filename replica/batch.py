@@ -137,12 +137,10 @@ class Batch:
         )
 
     @classmethod
-    def padding(
-        cls, size: int, *, greedy: bool = True, filtered: bool = False, shaped: bool = False
-    ) -> Batch:
+    def padding(cls, size: int, *, shaped: bool = False) -> Batch:
         """A step of `size` decode rows that belong to nobody: what a graph is captured with.
 
-        With `shaped`, stop tokens may be held back, too.
+        What it samples may be anything; with `shaped`, stop tokens may be held back, too.
         """
         rows = np.arange(size)
         return cls(
@@ -154,8 +152,8 @@ class Batch:
             samples=rows,
             sampled=Sampled.of(()),
             new_rows=rows[:0],
-            greedy=greedy,
-            filtered=filtered,
+            greedy=False,
+            filtered=True,
             shaped=shaped,
             logprobs=False,
             held=shaped,

@@ -18,8 +18,8 @@ from tqdm import tqdm
 from replica.graph_sizes import fit_report
 from replica.stream import Work
 
-SamplingKind: TypeAlias = Literal["greedy", "random", "filtered", "shaped"]
-"""Each does what those before it do. The last has penalties, biases and held stop tokens."""
+SamplingKind: TypeAlias = Literal["plain", "shaped"]
+"""The latter has penalties, biases and held stop tokens, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from replica.messages import MAX_LOGPROBS
 
-
-def token_logprobs(logits: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(chosen [S], top ids [S, K], top [S, K]), most likely first; K is at most MAX_LOGPROBS.
+def tell(logits: Tensor, token_ids: Tensor, chosen: Tensor, top_ids: Tensor, top: Tensor) -> None:
+    """Write into the first S places: chosen [S'], the log probability of each token; top_ids and
+    top [S', K], the most likely tokens and theirs, best first.
 
     logits: float32 [S, V], the model's own. token_ids: int64 [S]. No sort of the vocabulary.
     """
-    total = logits.logsumexp(-1)
-    chosen = logits.gather(1, token_ids[:, None])[:, 0] - total
-    top, top_ids = logits.topk(min(MAX_LOGPROBS, logits.shape[1]), dim=-1)
-    return chosen, top_ids, top - total[:, None]
+    if logits.is_cuda:
+        # Triton is installed where there is a GPU only.
+        from replica.kernels import tell as kernel
+
+        kernel.tell(logits, token_ids, chosen, top_ids, top)
+        return
+    count, total = len(logits), logits.logsumexp(-1)
+    best, ids = logits.topk(top.shape[1], dim=-1)
+    chosen[:count] = logits.gather(1, token_ids[:, None])[:, 0] - total
+    top_ids[:count] = ids
+    top[:count] = best - total[:, None]

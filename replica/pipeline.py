@@ -17,22 +17,21 @@ stream alone. With graphs, forward and sampling are replayed where their shape w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import torch
-from torch import Tensor
 
 from replica.batch import MAX_SCORES, Batch, StepOutput
 from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
 from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
-from replica.logprobs import token_logprobs
+from replica.logprobs import tell
 from replica.masks import MaskBuilder
 from replica.rows import Rows
 from replica.runner import ModelRunner
-from replica.sampler import Sampler
+from replica.sampler import make_sampler
 from replica.stream import Device, Event, Work
 
 RING = 4
@@ -91,7 +90,7 @@ class Pipeline:
         self._rows = rows
         self._device = device
         self._graphs: Graphs = graphs or NoGraphs()
-        self._sampler = Sampler(sizes.max_rows, sizes.vocab_size, device.memory)
+        self._sampler = make_sampler(sizes.max_rows, sizes.vocab_size, device.memory)
         logits = sizes.max_rows + MAX_SCORES
         self._logits = torch.zeros(logits, sizes.vocab_size, device=device.memory)
         """float32 [R + MAX_SCORES, V], from forward to sampling. Static, so that either may be a
@@ -218,7 +217,7 @@ class Pipeline:
         self._runner.forward(batch, input_ids, slot.device, logits)
         if scores := len(batch.scores):
             targets = slot.device["score_targets"][:scores]
-            _write(slot.outputs, SCORES, token_logprobs(logits[len(batch.samples) :], targets))
+            tell(logits[len(batch.samples) :], targets, *(slot.outputs[name] for name in SCORES))
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
         slot, count = lane.slot, len(batch.samples)
@@ -247,22 +246,16 @@ class Pipeline:
     def _tell(self, count: int, slot: IOSlot) -> None:
         """Log probabilities of what was sampled; sampling has left the logits alone."""
         sampled = slot.outputs["sampled"][:count]
-        _write(slot.outputs, LOGPROBS, token_logprobs(self._logits[:count], sampled))
+        tell(self._logits[:count], sampled, *(slot.outputs[name] for name in LOGPROBS))
 
     def _captures(self) -> Iterator[tuple[GraphKey, Work]]:
         """What is recorded. Large sizes come first: others then fit into their memory."""
         for lane, size in product(self._lanes, sorted(self._graphs.sizes, reverse=True)):
-            for batch in (
-                Batch.padding(size),
-                Batch.padding(size, greedy=False),
-                Batch.padding(size, greedy=False, filtered=True),
-                Batch.padding(size, greedy=False, filtered=True, shaped=True),
-            ):
-                forward, sampling = self._forward_key(batch, lane), self._sampling_key(batch, lane)
-                assert forward is not None
+            forward = GraphKey("forward", lane.index, size)
+            yield forward, partial(self._forward, Batch.padding(size), lane.slot)
+            for batch in (Batch.padding(size), Batch.padding(size, shaped=True)):
+                sampling = self._sampling_key(batch, lane)
                 assert sampling is not None
-                if batch.greedy:
-                    yield forward, partial(self._forward, batch, lane.slot)
                 yield sampling, partial(self._choose, batch, lane.slot)
             told = GraphKey("logprobs", lane.index, size)
             yield told, partial(self._tell, size, lane.slot)
@@ -277,15 +270,5 @@ class Pipeline:
         """None where a row is constrained: rare, and not worth twice the graphs."""
         if batch.constrained:
             return None
-        kind: SamplingKind = "greedy" if batch.greedy else "random"
-        if batch.shaped or batch.held:
-            kind = "shaped"
-        elif batch.filtered and not batch.greedy:
-            kind = "filtered"
+        kind: SamplingKind = "shaped" if batch.shaped or batch.held else "plain"
         return GraphKey("sampling", lane.index, self._graphs.padded(len(batch.samples)), kind)
-
-
-def _write(outputs: Mapping[str, Tensor], names: Sequence[str], values: Sequence[Tensor]) -> None:
-    """Into the first places of static buffers."""
-    for name, value in zip(names, values, strict=True):
-        outputs[name][: len(value)] = value

@@ -32,25 +32,25 @@ from replica.shaping import Shaping, hold_back
 
 class Sampler:
     """Penalties and biases; stop tokens held back; masks; greedy, temperature, top-k, top-p, min-p;
-    seeded.
+    seeded. In torch's words, for CPUs; and what GPUs are tested against.
 
     Its state has one row more than there are: the guard row, for padding.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | None = None) -> None:
         rows, ints = max_rows + 1, FIRST_STOP_ID + MAX_STOP_IDS
-        self._vocab_size = vocab_size
-        self._last_token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._ints = torch.zeros((rows, ints), dtype=torch.int64, device=device)
-        self._floats = torch.tensor(NEUTRAL, device=device).repeat(rows, 1)
-        self._shaping = Shaping(rows, vocab_size, device)
+        self.vocab_size = vocab_size
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.ints = torch.zeros((rows, ints), dtype=torch.int64, device=device)
+        self.floats = torch.tensor(NEUTRAL, device=device).repeat(rows, 1)
+        self.shaping = Shaping(rows, vocab_size, device)
         self._bit = torch.arange(8, dtype=torch.uint8, device=device)
 
     def input_ids(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Tensor:
         """int64 [T]: ids known to the CPU, and last tokens that only the device knows yet."""
         token_ids = inputs["token_ids"][: batch.num_tokens]
         carried_from = inputs["carried_from"][: batch.num_tokens]
-        carried = self._last_token[carried_from.clamp(min=0)]
+        carried = self.last_token[carried_from.clamp(min=0)]
         return torch.where(carried_from >= 0, carried, token_ids)
 
     def admit_rows(self, batch: Batch, inputs: Mapping[str, Tensor]) -> None:
@@ -59,9 +59,9 @@ class Sampler:
         if not count:
             return
         rows = inputs["new_rows"][:count]
-        self._ints[rows] = inputs["row_ints"][:count]
-        self._floats[rows] = inputs["row_floats"][:count]
-        self._shaping.admit(batch, inputs)
+        self.ints[rows] = inputs["row_ints"][:count]
+        self.floats[rows] = inputs["row_floats"][:count]
+        self.shaping.admit(batch, inputs)
 
     def sample(
         self, batch: Batch, inputs: Mapping[str, Tensor], logits: Tensor, mask: Tensor | None
@@ -74,10 +74,10 @@ class Sampler:
         count = len(batch.samples)
         rows = inputs["sample_rows"][:count]
         positions = inputs["sample_positions"][:count]
-        ints, floats = self._ints[rows], self._floats[rows]
+        ints, floats = self.ints[rows], self.floats[rows]
         if batch.shaped:
             penalties = floats[:, PRESENCE:]
-            logits = self._shaping.apply(logits, rows, penalties, ints[:, NUM_BIASES])
+            logits = self.shaping.apply(logits, rows, penalties, ints[:, NUM_BIASES])
         if batch.held:
             held = (positions < ints[:, HOLD_UNTIL])[:, None]
             logits = hold_back(logits, ints[:, FIRST_STOP_ID:], held)
@@ -87,15 +87,25 @@ class Sampler:
         if not batch.greedy:
             drawn = _draw(batch, logits, ints, floats, positions)
             token_ids = torch.where(floats[:, TEMPERATURE] == 0, token_ids, drawn)
-        self._last_token[rows] = token_ids
+        self.last_token[rows] = token_ids
         if batch.shaped:
-            self._shaping.count(rows, token_ids)
+            self.shaping.count(rows, token_ids)
         return token_ids
 
     def _allowed(self, mask: Tensor) -> Tensor:
         """bool [S, V] from packed bits."""
         bits = mask.unsqueeze(-1).bitwise_right_shift(self._bit).bitwise_and(1)
-        return bits.flatten(1)[:, : self._vocab_size].bool()
+        return bits.flatten(1)[:, : self.vocab_size].bool()
+
+
+def make_sampler(max_rows: int, vocab_size: int, device: torch.device) -> Sampler:
+    """The one for that device."""
+    if device.type == "cpu":
+        return Sampler(max_rows, vocab_size, device)
+    # Triton is installed where there is a GPU only.
+    from replica.kernels.sampler import GpuSampler
+
+    return GpuSampler(max_rows, vocab_size, device)
 
 
 def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions: Tensor) -> Tensor:
@@ -113,11 +123,6 @@ def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions:
     top_k, top_p = ints[:, TOP_K], floats[:, TOP_P]
     # min-p (arXiv:2407.01082).
     least = floats[:, MIN_P] * probabilities.amax(-1)
-    if probabilities.is_cuda:
-        # Triton is installed where there is a GPU only.
-        from replica.triton_draw import draw
-
-        return draw(probabilities, top_k, top_p, least, numbers, filtered=batch.filtered)
     if batch.filtered:
         probabilities = keep_most_likely(probabilities, top_k, top_p, least)
     return _invert(probabilities, numbers)

@@ -27,9 +27,9 @@ class Shaping:
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device | None) -> None:
         self._vocab_size = vocab_size
-        self._counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=device)
-        self._bias_ids = torch.zeros((rows, MAX_BIASES), dtype=torch.int64, device=device)
-        self._biases = torch.zeros((rows, MAX_BIASES), dtype=torch.float32, device=device)
+        self.counts = torch.zeros((rows, vocab_size), dtype=torch.int32, device=device)
+        self.bias_ids = torch.zeros((rows, MAX_BIASES), dtype=torch.int64, device=device)
+        self.biases = torch.zeros((rows, MAX_BIASES), dtype=torch.float32, device=device)
         self._bias_places = torch.arange(MAX_BIASES, device=device)
 
     def admit(self, batch: Batch, inputs: Mapping[str, Tensor]) -> None:
@@ -38,28 +38,28 @@ class Shaping:
         if not count:
             return
         rows = inputs["shaped_rows"][:count]
-        self._bias_ids[rows] = inputs["bias_ids"][:count]
-        self._biases[rows] = inputs["biases"][:count]
-        self._counts.index_fill_(0, rows, 0)
+        self.bias_ids[rows] = inputs["bias_ids"][:count]
+        self.biases[rows] = inputs["biases"][:count]
+        self.counts.index_fill_(0, rows, 0)
         prompt, output = batch.past
-        places, counts = inputs["past"], self._counts.view(-1)
+        places, counts = inputs["past"], self.counts.view(-1)
         counts.index_fill_(0, places[:prompt], IN_PROMPT)
         of_output = places[prompt : prompt + output]
         counts.index_add_(0, of_output, torch.ones_like(of_output, dtype=torch.int32))
 
     def apply(self, logits: Tensor, rows: Tensor, penalties: Tensor, num_biases: Tensor) -> Tensor:
         """A new float32 [S, V]. penalties: [S, 3] presence, frequency, repetition."""
-        shaped = penalise(logits, self._counts[rows], penalties)
+        shaped = penalise(logits, self.counts[rows], penalties)
         used = self._bias_places < num_biases[:, None]
         # A bias that is not used adds nothing to the logit of token 0.
-        ids = torch.where(used, self._bias_ids[rows], 0)
-        return shaped.scatter_add_(1, ids, torch.where(used, self._biases[rows], 0.0))
+        ids = torch.where(used, self.bias_ids[rows], 0)
+        return shaped.scatter_add_(1, ids, torch.where(used, self.biases[rows], 0.0))
 
     def count(self, rows: Tensor, token_ids: Tensor) -> None:
         """Each row has one token more."""
         places = rows * self._vocab_size + token_ids
         one = torch.ones_like(places, dtype=torch.int32)
-        self._counts.view(-1).index_add_(0, places, one)
+        self.counts.view(-1).index_add_(0, places, one)
 
 
 def penalise(logits: Tensor, counts: Tensor, penalties: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def sample(
     before = logits.clone()
     ids = sampler.sample(batch, inputs, logits, mask)
     assert torch.equal(logits, before), "log probabilities are read from them afterwards"
-    assert torch.equal(sampler._last_token[:count], ids)
+    assert torch.equal(sampler.last_token[:count], ids)
     chosen: list[int] = ids.tolist()
     return chosen
 
