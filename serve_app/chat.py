@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerFast
 
+from serve_app.conversation import Function, Message
 from serve_app.errors import invalid, too_long
-from serve_app.protocol import Function, Message
 from serve_app.tool_calls import instructions, written
 
 Turns: TypeAlias = "list[dict[str, Any]]"

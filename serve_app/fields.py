@@ -139,6 +139,8 @@ def as_response_format(value: object) -> Mapping[str, Any] | None:
 def as_tool_choice(value: object) -> tuple[str, str | None]:
     """(mode, name of the one tool that is to be called)."""
     match value:
+        case None:
+            return "auto", None
         case "none" | "auto" | "required":
             return value, None
         case {"type": "function", "function": {"name": str(name)}}:

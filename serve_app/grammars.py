@@ -15,8 +15,9 @@ from typing import Any
 from llguidance import LLMatcher
 
 from serve_app.backend import ServedModel
+from serve_app.conversation import Function
 from serve_app.errors import invalid
-from serve_app.protocol import ChatRequest, Function, GenerationRequest
+from serve_app.protocol import ChatRequest, GenerationRequest
 from serve_app.tool_calls import END, HEAD, MARK, MIDDLE
 
 MAX_CHARS = 64 * 1024

@@ -6,23 +6,17 @@ does not define are ignored. The module knows neither HTTP nor what happens to a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from replica.messages import MAX_LOGPROBS
+from serve_app.conversation import MAX_TOOLS, Fields, Function, Message, Tool
 from serve_app.fields import (
     MAX_STOP_TOKEN_IDS,
-    Arguments,
     BadWords,
     Biases,
     Choices,
-    Content,
     JsonSchema,
     Prompts,
     ResponseFormat,
@@ -30,10 +24,9 @@ from serve_app.fields import (
     TemplateKwargs,
     ToolChoice,
     fault,
-    unsupported,
 )
 from serve_app.limits import Limits
-from serve_app.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, Table, first_unsupported
+from serve_app.unsupported import CHAT, COMPLETION, IGNORED
 
 STRUCTURES = (
     "response_format",
@@ -45,51 +38,13 @@ STRUCTURES = (
 """Fields that structure the output; at most one is given."""
 ENDLESS = ("min_tokens", "ignore_eos")
 """Fields that let an answer go on where it would end."""
-MAX_TOOLS = 128
 
 
-class _Fields(BaseModel):
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
-
-    def refuse_unsupported(self, table: Table) -> None:
-        """Raises PydanticCustomError for what would change the answer if it were honoured."""
-        name = first_unsupported(self.model_extra or {}, table)
-        if name is not None:
-            raise unsupported(name)
-
-
-class CalledFunction(_Fields):
-    name: str
-    arguments: Arguments
-
-
-class ToolCall(_Fields):
-    """A call that an earlier answer has made."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(_Fields):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: str | None = None
-    content: Content = Field(None, validate_default=True)
-
-    @model_validator(mode="after")
-    def _supported(self) -> Message:
-        self.refuse_unsupported(MESSAGE)
-        return self
-
-
-class StreamOptions(_Fields):
+class StreamOptions(Fields):
     include_usage: bool | None = None
 
 
-class GenerationRequest(_Fields):
+class GenerationRequest(Fields):
     """What both endpoints share."""
 
     model: str | None = None
@@ -196,21 +151,6 @@ class GenerationRequest(_Fields):
         return [name for name in self.model_extra or {} if name not in IGNORED]
 
 
-class Function(_Fields):
-    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """A JSON schema; without one it takes none."""
-    strict: bool | None = None
-
-
-class Tool(_Fields):
-    """What an answer may call."""
-
-    type: Literal["function"]
-    function: Function
-
-
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
@@ -219,8 +159,8 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    """(mode, name); auto by default."""
+    tool_choice: ToolChoice = ("auto", None)
+    """(mode, name)."""
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     """Variables of the chat template, such as `enable_thinking`."""
     parallel_tool_calls: bool | None = None
@@ -229,7 +169,7 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _tools_fit(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
-        mode, name = self.tool_choice or ("auto", None)
+        mode, name = self.tool_choice
         if len(set(names)) < len(names):
             raise fault("tools must have different names", "tools")
         if not names and mode in ("required", "one"):
@@ -245,7 +185,7 @@ class ChatRequest(GenerationRequest):
     @property
     def offered_tools(self) -> list[Function]:
         """Those that the answer may call."""
-        mode, name = self.tool_choice or ("auto", None)
+        mode, name = self.tool_choice
         functions = [tool.function for tool in self.tools or () if mode != "none"]
         return [function for function in functions if name in (None, function.name)]
 
@@ -253,7 +193,7 @@ class ChatRequest(GenerationRequest):
     def tool_mode(self) -> str:
         """What an answer that has tools looks like: "auto" text or calls, "required" calls, "one"
         a single call."""
-        return self.tool_choice[0] if self.tool_choice else "auto"
+        return self.tool_choice[0]
 
     @model_validator(mode="after")
     def _supported(self) -> ChatRequest:
@@ -318,7 +258,7 @@ class CompletionRequest(GenerationRequest):
         return limits.default_completion_tokens
 
 
-class TokenizeRequest(_Fields):
+class TokenizeRequest(Fields):
     """Body of POST /tokenize: a text, or a conversation as /v1/chat/completions has it."""
 
     model: str | None = None
@@ -334,7 +274,7 @@ class TokenizeRequest(_Fields):
         return self
 
 
-class DetokenizeRequest(_Fields):
+class DetokenizeRequest(Fields):
     """Body of POST /detokenize."""
 
     model: str | None = None

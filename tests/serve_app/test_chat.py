@@ -10,8 +10,8 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from serve_app.chat import INLINE_CHARS, PromptEncoder
+from serve_app.conversation import Message
 from serve_app.errors import ApiError
-from serve_app.protocol import Message
 from tests.serve_app.text import byte_tokenizer
 
 
