@@ -57,14 +57,18 @@ def _top_k(
         low = least_of(row, vocab_size, BLOCK)
     high = just_above(top)
     count_high = 0
-    count, ordered = collect_sorted(row, vocab_size, low, high, scratch, counter, BLOCK, CAPACITY)
-    if count > CAPACITY:
-        low, high, count_high, _ = narrow(
-            row, vocab_size, low, high, k, top, 1.0, CAPACITY, False, BLOCK
-        )
+    count = CAPACITY + 1
+    ordered = tl.full([CAPACITY], float("-inf"), tl.float32)
+    attempts = 0  # at most two; as a loop, because a sort in the code takes long to compile
+    while (count > CAPACITY) & (attempts < 2):
+        if attempts > 0:
+            low, high, count_high, _mass_high = narrow(
+                row, vocab_size, low, high, k, top, 1.0, CAPACITY, False, BLOCK
+            )
         count, ordered = collect_sorted(
             row, vocab_size, low, high, scratch, counter, BLOCK, CAPACITY
         )
+        attempts += 1
     i = tl.arange(0, CAPACITY)
     kth = tl.max(tl.where(i >= k - count_high - 1, ordered, float("-inf")), 0)
     border = tl.where(count <= CAPACITY, tl.maximum(kth, low), low)
@@ -214,7 +218,7 @@ def choose(
         logits, logits.stride(0), rows, positions, ints, ints.stride(0), floats, floats.stride(0),
         sampled, last_token, scratch, counters, vocab_size,
         SEED=SEED, CHOICE=CHOICE, TOP_K=TOP_K, TEMPERATURE=TEMPERATURE, TOP_P=TOP_P, MIN_P=MIN_P,
-        BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK)),
+        BLOCK=BLOCK, BLOCKS=max(64, triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK))),
         CAPACITY=CAPACITY, num_warps=WARPS,
     )  # fmt: skip
     return sampled

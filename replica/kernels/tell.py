@@ -57,7 +57,7 @@ def _tell(
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * row_stride
-    best, best_id, groups = best_of(row, vocab_size, BLOCK)
+    best, _best_id, groups = best_of(row, vocab_size, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
         total += tl.exp(load_block(row, start, vocab_size, BLOCK) - best)
