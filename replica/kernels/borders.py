@@ -1,8 +1,8 @@
-"""Order statistics of a row of logits without a sort, for the kernels of sampling.
+"""Order statistics of a row of logits without sorting it, for the kernels of sampling.
 
-A border is a *key*: the bits of a float as an integer that orders like it. The largest border
-that leaves enough above it, tokens or probability, is found by passes over the row that count at
-seven borders at a time, until at most one token lies between what is enough and what is not.
+A border is a logit: what lies below it is left out. Each pass over the row counts at seven borders
+between one that leaves enough, tokens or probability, and one that does not. Once few tokens lie
+between the two, they are collected and sorted in registers.
 Annotations are evaluated here: Triton finds its compile-time constants by them.
 """
 
@@ -11,15 +11,14 @@ import triton.language as tl
 
 STAGES = tl.constexpr(4)
 """Blocks of a row that are on their way while one is looked at."""
-LOWEST = tl.constexpr(-0x7F800001)
-"""The key of minus infinity."""
+PASSES = tl.constexpr(12)
+"""After as many, the borders are neighbours: what lies between them is equal."""
 
 
 @triton.jit
-def key_of(x):
-    """int32 that orders like the float32 x."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def load_block(row, start, vocab_size, BLOCK: tl.constexpr):
+    i = start + tl.arange(0, BLOCK)
+    return tl.load(row + i, i < vocab_size, float("-inf"))
 
 
 @triton.jit
@@ -30,64 +29,124 @@ def weights_of(x, top, scale):
 
 
 @triton.jit
-def _tally(key, weight, border, count, mass):
-    above = key >= border
+def best_of(row, vocab_size, BLOCK: tl.constexpr):
+    """(logit and id of the best token, the first of equals; the best of BLOCK groups of tokens)"""
+    i = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    where = i
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
+        x = load_block(row, start, vocab_size, BLOCK)
+        better = x > best
+        where = tl.where(better, start + i, where)
+        best = tl.where(better, x, best)
+    top = tl.max(best, 0)
+    return top, tl.min(tl.where(best == top, where, vocab_size), 0), best
+
+
+@triton.jit
+def kth_of(groups, k, SIZE: tl.constexpr):
+    """The k-th best of SIZE groups: at least k tokens are as good, and not many more."""
+    ordered = tl.sort(groups, descending=True)
+    return tl.min(tl.where(tl.arange(0, SIZE) < k, ordered, float("inf")), 0)
+
+
+@triton.jit
+def least_of(row, vocab_size, BLOCK: tl.constexpr):
+    """The lowest logit that is not minus infinity."""
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
+        x = load_block(row, start, vocab_size, BLOCK)
+        least = tl.minimum(least, tl.where(x == float("-inf"), float("inf"), x))
+    return tl.min(least, 0)
+
+
+@triton.jit
+def just_above(x):
+    return x + tl.abs(x) * 2.4e-7 + 1e-30
+
+
+@triton.jit
+def _tally(x, weight, border, count, mass):
+    above = x >= border
     return count + above.to(tl.int32), mass + tl.where(above, weight, 0.0)
 
 
 @triton.jit
-def _narrow(count, mass, border, wanted, low, count_low, high, count_high, BY_MASS: tl.constexpr):
+def _judge(
+    count, mass, border, wanted, low, count_low, high, count_high, mass_high, BY_MASS: tl.constexpr
+):
     reached = tl.sum(count, 0)
-    if BY_MASS:
-        enough = tl.sum(mass.to(tl.float64), 0) >= wanted
-    else:
-        enough = reached >= wanted
+    reached_mass = tl.sum(mass.to(tl.float64), 0)
+    enough = reached_mass >= wanted if BY_MASS else reached >= wanted
     if enough & (border > low):
         low = border
         count_low = reached
     if (enough == 0) & (border < high):
         high = border
         count_high = reached
-    return low, count_low, high, count_high
+        mass_high = reached_mass
+    return low, count_low, high, count_high, mass_high
 
 
 @triton.jit
-def largest_border(
-    row, vocab_size, low, high, wanted, top, scale, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
+def narrow(
+    row, vocab_size, low, high, wanted, top, scale, left, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """int64: the tokens with keys from it on are enough, and without the least of them would not
-    be. low: enough for sure. high: not enough. wanted: tokens, or relative probability (float64).
+    """(low, high, tokens and probability from high on), with at most `left` tokens in between, or
+    equal ones. low: leaves enough. high: does not. wanted: tokens, or relative probability.
     """
-    i = tl.arange(0, BLOCK)
     count_low = vocab_size
     count_high = 0
-    while (high - low > 1) & (count_low - count_high > 1):
-        step = tl.maximum((high - low) // 8, 1)
+    mass_high = tl.full([], 0.0, tl.float64)
+    passes = 0
+    while (count_low - count_high > left) & (passes < PASSES):
+        step = (high - low) / 8
         n1 = tl.zeros([BLOCK], tl.int32)
         n2, n3, n4, n5, n6, n7 = n1, n1, n1, n1, n1, n1
         m1 = tl.zeros([BLOCK], tl.float32)
         m2, m3, m4, m5, m6, m7 = m1, m1, m1, m1, m1, m1
         for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
-            x = tl.load(row + start + i, start + i < vocab_size, float("-inf"))
-            key = key_of(x)
+            x = load_block(row, start, vocab_size, BLOCK)
             weight = weights_of(x, top, scale) if BY_MASS else x
-            n1, m1 = _tally(key, weight, low + step, n1, m1)
-            n2, m2 = _tally(key, weight, low + 2 * step, n2, m2)
-            n3, m3 = _tally(key, weight, low + 3 * step, n3, m3)
-            n4, m4 = _tally(key, weight, low + 4 * step, n4, m4)
-            n5, m5 = _tally(key, weight, low + 5 * step, n5, m5)
-            n6, m6 = _tally(key, weight, low + 6 * step, n6, m6)
-            n7, m7 = _tally(key, weight, low + 7 * step, n7, m7)
-        a, b, c, d = low, count_low, high, count_high
-        a, b, c, d = _narrow(n1, m1, low + step, wanted, a, b, c, d, BY_MASS)
-        a, b, c, d = _narrow(n2, m2, low + 2 * step, wanted, a, b, c, d, BY_MASS)
-        a, b, c, d = _narrow(n3, m3, low + 3 * step, wanted, a, b, c, d, BY_MASS)
-        a, b, c, d = _narrow(n4, m4, low + 4 * step, wanted, a, b, c, d, BY_MASS)
-        a, b, c, d = _narrow(n5, m5, low + 5 * step, wanted, a, b, c, d, BY_MASS)
-        a, b, c, d = _narrow(n6, m6, low + 6 * step, wanted, a, b, c, d, BY_MASS)
-        a, b, c, d = _narrow(n7, m7, low + 7 * step, wanted, a, b, c, d, BY_MASS)
-        low, count_low, high, count_high = a, b, c, d
-        if not BY_MASS:
-            if count_low == wanted:
-                high = low
-    return low
+            n1, m1 = _tally(x, weight, low + step, n1, m1)
+            n2, m2 = _tally(x, weight, low + 2 * step, n2, m2)
+            n3, m3 = _tally(x, weight, low + 3 * step, n3, m3)
+            n4, m4 = _tally(x, weight, low + 4 * step, n4, m4)
+            n5, m5 = _tally(x, weight, low + 5 * step, n5, m5)
+            n6, m6 = _tally(x, weight, low + 6 * step, n6, m6)
+            n7, m7 = _tally(x, weight, low + 7 * step, n7, m7)
+        a, b, c, d, e = low, count_low, high, count_high, mass_high
+        a, b, c, d, e = _judge(n1, m1, low + step, wanted, a, b, c, d, e, BY_MASS)
+        a, b, c, d, e = _judge(n2, m2, low + 2 * step, wanted, a, b, c, d, e, BY_MASS)
+        a, b, c, d, e = _judge(n3, m3, low + 3 * step, wanted, a, b, c, d, e, BY_MASS)
+        a, b, c, d, e = _judge(n4, m4, low + 4 * step, wanted, a, b, c, d, e, BY_MASS)
+        a, b, c, d, e = _judge(n5, m5, low + 5 * step, wanted, a, b, c, d, e, BY_MASS)
+        a, b, c, d, e = _judge(n6, m6, low + 6 * step, wanted, a, b, c, d, e, BY_MASS)
+        a, b, c, d, e = _judge(n7, m7, low + 7 * step, wanted, a, b, c, d, e, BY_MASS)
+        low, count_low, high, count_high, mass_high = a, b, c, d, e
+        passes += 1
+    return low, high, count_high, mass_high
+
+
+@triton.jit
+def collect_sorted(
+    row, vocab_size, low, high, scratch, counter, BLOCK: tl.constexpr, CAPACITY: tl.constexpr
+):
+    """(how many logits lie in [low, high); the best of them first, minus infinity behind them)
+
+    scratch: CAPACITY float32. counter: an int32 that is zero, and is zero again afterwards. The
+    order in which programs' threads collect is any, but not that of the result. If there are more
+    than CAPACITY, the result is of no use.
+    """
+    for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
+        x = load_block(row, start, vocab_size, BLOCK)
+        inside = (x >= low) & (x < high)
+        place = tl.atomic_add(counter + tl.zeros([BLOCK], tl.int32), 1, inside, sem="relaxed")
+        tl.store(scratch + place, x, inside & (place < CAPACITY))
+    tl.debug_barrier()
+    count = tl.load(counter, volatile=True)
+    i = tl.arange(0, CAPACITY)
+    found = tl.load(scratch + i, i < count, float("-inf"), volatile=True)
+    tl.debug_barrier()
+    tl.store(counter, 0)
+    return count, tl.sort(found, descending=True)

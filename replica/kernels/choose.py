@@ -12,12 +12,21 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.io_slot import CHOICE, MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P
-from replica.kernels.borders import LOWEST, STAGES, key_of, largest_border, weights_of
+from replica.kernels.borders import (
+    STAGES,
+    best_of,
+    collect_sorted,
+    just_above,
+    kth_of,
+    least_of,
+    load_block,
+    narrow,
+    weights_of,
+)
 
 BLOCK, WARPS = 2048, 16
-GROUPS = 128
-"""Groups of tokens whose best are looked at first: the k-th best of them is no better than the
-k-th best of all, and nearly as good, for k up to a quarter of them."""
+CAPACITY = 2048
+"""Tokens that are sorted in registers."""
 
 
 @triton.jit
@@ -39,45 +48,93 @@ def _uniform(seed, choice, position):
 
 
 @triton.jit
-def best_of(row, vocab_size, BLOCK: tl.constexpr, GROUPS: tl.constexpr):
-    """(logit and id of the best token, the first of equals; best logits of GROUPS groups)"""
-    i = tl.arange(0, BLOCK)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    where = i
-    for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
-        x = tl.load(row + start + i, start + i < vocab_size, float("-inf"))
-        better = x > best
-        where = tl.where(better, start + i, where)
-        best = tl.where(better, x, best)
-    top = tl.max(best, 0)
-    token = tl.min(tl.where(best == top, where, vocab_size), 0)
-    return top, token, tl.max(tl.reshape(best, [GROUPS, BLOCK // GROUPS]), 1)
+def _top_k(
+    row, vocab_size, k, top, groups, scratch, counter, BLOCK: tl.constexpr, CAPACITY: tl.constexpr
+):
+    """(border of the k best; whether `ordered` holds them all; the best logits from some on)"""
+    low = kth_of(groups, k, BLOCK) if k <= CAPACITY // 2 else float("-inf")
+    if low == float("-inf"):
+        low = least_of(row, vocab_size, BLOCK)
+    high = just_above(top)
+    count_high = 0
+    count = CAPACITY + 1
+    ordered = tl.full([CAPACITY], float("-inf"), tl.float32)
+    attempts = 0  # at most two; as a loop, because a sort in the code takes long to compile
+    while (count > CAPACITY) & (attempts < 2):
+        if attempts > 0:
+            low, high, count_high, _mass_high = narrow(
+                row, vocab_size, low, high, k, top, 1.0, CAPACITY, False, BLOCK
+            )
+        count, ordered = collect_sorted(
+            row, vocab_size, low, high, scratch, counter, BLOCK, CAPACITY
+        )
+        attempts += 1
+    i = tl.arange(0, CAPACITY)
+    kth = tl.max(tl.where(i >= k - count_high - 1, ordered, float("-inf")), 0)
+    border = tl.where(count <= CAPACITY, tl.maximum(kth, low), low)
+    return border, (count_high == 0) & (count <= CAPACITY), ordered
 
 
 @triton.jit
-def floor_of_top(groups, k, GROUPS: tl.constexpr):
-    """A border that at least k tokens reach; no better one than any if k is large."""
-    ordered = tl.sort(groups, descending=True)
-    kth = tl.sum(tl.where(tl.arange(0, GROUPS) == k - 1, ordered, 0.0), 0)
-    return tl.where(k <= GROUPS // 4, key_of(kth), LOWEST).to(tl.int64)
+def _cut(ordered, weights, before, wanted, otherwise):
+    """The first of the ordered logits with which the probability is enough."""
+    enough = before + tl.cumsum(weights, 0) >= wanted
+    best = tl.max(tl.where(enough, ordered, float("-inf")), 0)
+    return tl.where(best == float("-inf"), otherwise, best)
 
 
 @triton.jit
-def _mass_above(row, vocab_size, border, top, scale, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
+def _top_p_of_ordered(ordered, border, p, top, scale):
+    """Border of the best with p of the probability from `border` on, which is all ordered."""
+    weights = tl.where(ordered >= border, weights_of(ordered, top, scale), 0.0).to(tl.float64)
+    wanted = tl.maximum(p.to(tl.float64) * tl.sum(weights, 0), 1e-300)
+    return tl.maximum(_cut(ordered, weights, 0.0, wanted, border), border)
+
+
+@triton.jit
+def _masses(row, vocab_size, border, near, top, scale, BLOCK: tl.constexpr):
+    """float64 (probability from the border on; that from `near` on)"""
     total = tl.zeros([BLOCK], tl.float64)
+    close = tl.zeros([BLOCK], tl.float64)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
-        x = tl.load(row + start + i, start + i < vocab_size, float("-inf"))
-        total += tl.where(key_of(x) >= border, weights_of(x, top, scale), 0.0).to(tl.float64)
-    return tl.sum(total, 0)
+        x = load_block(row, start, vocab_size, BLOCK)
+        weight = weights_of(x, top, scale).to(tl.float64)
+        total += tl.where(x >= border, weight, 0.0)
+        close += tl.where(x >= near, weight, 0.0)
+    return tl.sum(total, 0), tl.sum(close, 0)
+
+
+@triton.jit
+def _top_p(
+    row, vocab_size, border, p, top, scale, scratch, counter,
+    BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """Border of the best with p of the probability from `border` on."""
+    near = tl.maximum(top - 23.0 / scale, border)  # what is below has a share of 2^-23 at most
+    total, close = _masses(row, vocab_size, border, near, top, scale, BLOCK)
+    wanted = tl.maximum(p.to(tl.float64) * total, 1e-300)
+    result = top
+    if wanted > 1.0:  # else the most likely token is enough
+        low = near
+        if close < wanted:
+            low = tl.maximum(least_of(row, vocab_size, BLOCK), border)
+        low, high, _, before = narrow(
+            row, vocab_size, low, just_above(top), wanted, top, scale, CAPACITY, True, BLOCK
+        )
+        count, ordered = collect_sorted(
+            row, vocab_size, low, high, scratch, counter, BLOCK, CAPACITY
+        )
+        weights = weights_of(ordered, top, scale).to(tl.float64)
+        cut = _cut(ordered, weights, before, wanted, low)
+        result = tl.where(count <= CAPACITY, tl.maximum(cut, low), low)
+    return result
 
 
 @triton.jit
 def _kept(row, start, vocab_size, border, least, top, scale, BLOCK: tl.constexpr):
-    i = start + tl.arange(0, BLOCK)
-    x = tl.load(row + i, i < vocab_size, float("-inf"))
+    x = load_block(row, start, vocab_size, BLOCK)
     weight = weights_of(x, top, scale)
-    return tl.where((key_of(x) >= border) & (weight >= least), weight, 0.0).to(tl.float64)
+    return tl.where((x >= border) & (weight >= least), weight, 0.0).to(tl.float64)
 
 
 @triton.jit
@@ -107,35 +164,39 @@ def _drawn(
 @triton.jit
 def _choose(
     logits, row_stride, rows, positions, ints, ints_stride, floats, floats_stride,
-    sampled, last_token, vocab_size,
+    sampled, last_token, scratch, counters, vocab_size,
     SEED: tl.constexpr, CHOICE: tl.constexpr, TOP_K: tl.constexpr,
     TEMPERATURE: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    index = tl.program_id(0)
-    row = logits + index.to(tl.int64) * row_stride
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * row_stride
     owner = tl.load(rows + index)
     numbers, reals = ints + owner * ints_stride, floats + owner * floats_stride
     temperature = tl.load(reals + TEMPERATURE)
-    top, token, groups = best_of(row, vocab_size, BLOCK, GROUPS)
+    top, token, groups = best_of(row, vocab_size, BLOCK)
     if temperature > 0:
+        counter, place = counters + index, scratch + index * CAPACITY
+        tl.store(counter, 0)
+        tl.debug_barrier()
         scale = tl.minimum(1.4426950408889634 / temperature, 1e30)
-        low = tl.full([], LOWEST, tl.int64)
-        high = key_of(top).to(tl.int64) + 1
-        k = tl.load(numbers + TOP_K)
+        k, p = tl.load(numbers + TOP_K), tl.load(reals + TOP_P)
+        border = top * 0.0 + float("-inf")
+        open_p = (p < 1).to(tl.int32)
         if (k > 0) & (k < vocab_size):
-            low = floor_of_top(groups, k, GROUPS)
-            low = largest_border(row, vocab_size, low, high, k, top, scale, False, BLOCK)
-        p = tl.load(reals + TOP_P)
-        if p < 1:
-            wanted = p.to(tl.float64) * _mass_above(row, vocab_size, low, top, scale, BLOCK)
-            wanted = tl.maximum(wanted, 1e-300)
-            low = largest_border(row, vocab_size, low, high, wanted, top, scale, True, BLOCK)
+            border, whole, ordered = _top_k(
+                row, vocab_size, k, top, groups, place, counter, BLOCK, CAPACITY
+            )
+            if whole & (open_p > 0):
+                border = _top_p_of_ordered(ordered, border, p, top, scale)
+                open_p = 0
+        if open_p > 0:
+            border = _top_p(row, vocab_size, border, p, top, scale, place, counter, BLOCK, CAPACITY)
         number = _uniform(
             tl.load(numbers + SEED), tl.load(numbers + CHOICE), tl.load(positions + index)
         )
         least = tl.load(reals + MIN_P)
-        token = _drawn(row, vocab_size, low, least, top, scale, number, BLOCK, BLOCKS)
+        token = _drawn(row, vocab_size, border, least, top, scale, number, BLOCK, BLOCKS)
     tl.store(sampled + index, token.to(tl.int64))
     tl.store(last_token + owner, token.to(tl.int64))
 
@@ -151,11 +212,13 @@ def choose(
     """
     count, vocab_size = logits.shape
     sampled = torch.empty_like(rows)
+    scratch = logits.new_empty(count, CAPACITY)
+    counters = logits.new_empty(count, dtype=torch.int32)
     _choose[(count,)](
         logits, logits.stride(0), rows, positions, ints, ints.stride(0), floats, floats.stride(0),
-        sampled, last_token, vocab_size,
+        sampled, last_token, scratch, counters, vocab_size,
         SEED=SEED, CHOICE=CHOICE, TOP_K=TOP_K, TEMPERATURE=TEMPERATURE, TOP_P=TOP_P, MIN_P=MIN_P,
-        BLOCK=BLOCK, BLOCKS=triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK)),
-        GROUPS=GROUPS, num_warps=WARPS,
+        BLOCK=BLOCK, BLOCKS=max(64, triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK))),
+        CAPACITY=CAPACITY, num_warps=WARPS,
     )  # fmt: skip
     return sampled
