@@ -5,10 +5,12 @@ Nothing is decided by these alone: they order the queue, size KV room and fill R
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from math import ceil
 
 _GAIN = 1 / 16
+_KEPT = 32
 
 
 @dataclass(slots=True)
@@ -28,6 +30,8 @@ class RunningMean:
 class _Recent:
     output_tokens: RunningMean = field(default_factory=RunningMean)
     duration_s: RunningMean = field(default_factory=RunningMean)
+    outputs: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """Lengths of the last answers."""
 
 
 class Estimates:
@@ -45,11 +49,19 @@ class Estimates:
         for recent in (own, self._pool):
             recent.output_tokens.add(output_tokens)
             recent.duration_s.add(duration_s)
+            recent.outputs.append(output_tokens)
 
     def output(self, tenant: str, max_tokens: int) -> int:
         """Output tokens to expect of a request, at least 1 and at most `max_tokens`."""
         mean = self._tenants.get(tenant, self._pool).output_tokens.value or 0.0
         return max(min(max_tokens, ceil(mean)), 1)
+
+    def high_output(self, tenant: str, max_tokens: int) -> int:
+        """Output that nine of ten requests stay within, at least 1 and at most `max_tokens`."""
+        outputs = sorted(self._tenants.get(tenant, self._pool).outputs)
+        if not outputs:
+            return self.output(tenant, max_tokens)
+        return max(min(max_tokens, outputs[len(outputs) * 9 // 10]), 1)
 
     def duration(self, tenant: str) -> float:
         """Seconds that a request of the tenant runs; 0 before any has ended."""

@@ -235,7 +235,7 @@ class AdmissionClient:
             )
             if (heir := next(heirs, None)) is not None:
                 del self._returned[ended]
-                self._take(Grant(heir.request_id, heir.attempt, lease.replica))
+                self._take(Grant(heir.request_id, heir.attempt, lease.replica, heir.max_tokens))
 
     def _take(self, grant: Grant) -> None:
         """Turn a waiting request into a leased one. A repeated or outdated grant is nothing."""

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import msgspec
 
-from router.fair_queue import FairPolicy
 from router.messages import ReplicaReport, Sync
+from router.policy import FairPolicy
 from router.router import Router
 from router.snapshot import Snapshot
 from router.tenant import Tenants

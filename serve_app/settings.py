@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from replica.config import EngineConfig
-from router.fair_queue import FairPolicy
+from router.policy import FairPolicy
 from router.tenant import Tenant, Tenants, load_tenants
 from serve_app.limits import Limits
 

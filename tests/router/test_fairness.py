@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fair_queue import FairPolicy
 from router.ledger import Usage
+from router.policy import FairPolicy
 from tests.router.world import Ingress, World, tenants_of
 
 NO_LIMITS = {"max_concurrency": 10_000, "max_queued": 10_000}
