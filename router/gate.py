@@ -43,7 +43,7 @@ class Gate:
     def full(self, info: RequestInfo, places: int) -> Refusal:
         """Come back when the tenant's queue has moved by `places`, at its recent pace."""
         limit = self._dispatcher.quotas[info.tenant].tenant.max_queued
-        reason = f"{limit} requests wait already"
+        reason = f"at most {limit} requests may wait"
         return self._refusal(info, RefusalKind.RATE, reason, self._guess_s(info.tenant, places))
 
     def overdue(self, info: RequestInfo) -> Refusal:

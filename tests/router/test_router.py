@@ -150,7 +150,7 @@ def test_beyond_its_queue_a_tenant_is_refused_and_only_then():
     reply = desk.sync(*infos(7))
     assert ids(reply) == ["a0", "a1"]
     assert refused(reply) == ["a5", "a6"]
-    assert "3 requests wait" in reply.refusals[0].reason
+    assert "at most 3 requests may wait" in reply.refusals[0].reason
 
 
 def test_without_a_queue_what_can_start_at_once_is_still_accepted():
