@@ -58,11 +58,11 @@ class Band:
     def __init__(self, index: int, policy: FairPolicy) -> None:
         self.index = index
         self.virtual_time = 0.0
-        """V: the largest, over all dispatches, of the least counter among the eligible."""
+        """V: the largest, over all dispatches, of the least counter among the eligible, before
+        each grant and after the last."""
         self.prefixed = 0
         """Waiting requests that name prefixes."""
-        self.newcomers = 0
-        """Tenants that wait and have nothing running."""
+        self._policy = policy
         self._order_weight = policy.lam * policy.w_q
         self._by_key = LazyHeap(self.key, TenantQueue.eligible)
         self._by_counter = LazyHeap(_counter_value, TenantQueue.eligible)
@@ -74,8 +74,28 @@ class Band:
         return counter.value + self._order_weight * counter.outstanding / counter.weight
 
     def is_newcomer(self, queue: TenantQueue) -> bool:
-        """Whether a tenant has nothing running and is below its fair share."""
-        return not queue.running and queue.counter.value <= self.virtual_time
+        """Whether a tenant is below its fair share: rows that are kept are for such."""
+        level = queue.counter.value
+        return level < self.virtual_time or (level == self.virtual_time and not queue.running)
+
+    def newcomer(self) -> TenantQueue | None:
+        """The eligible tenant that had the least service, if it is a newcomer, or would still
+        have had the least after its next request."""
+        queue = self._by_counter.peek()
+        if queue is None or self.is_newcomer(queue):
+            return queue
+        self._by_counter.pop()
+        second = self._by_counter.peek()
+        self._by_counter.touch(queue)
+        if second is None or queue.counter.value + self._cost(queue) > second.counter.value:
+            return None
+        return queue
+
+    def _cost(self, queue: TenantQueue) -> float:
+        """What its next request will probably add to its counter."""
+        request = queue.head
+        cost = self._policy.w_p * request.info.prompt_tokens + self._policy.w_q * request.expected
+        return cost / queue.counter.weight
 
     def first(self) -> TenantQueue | None:
         """The tenant whose head comes next, those set aside apart."""
@@ -105,7 +125,7 @@ class Band:
             self._by_key.touch(self._aside.pop())
 
     def advance(self) -> None:
-        """Move the virtual time up to the least counter among the eligible, at a dispatch."""
+        """Move the virtual time up to the least counter among the eligible."""
         slowest = self._by_counter.peek()
         if slowest is not None and slowest.counter.value > self.virtual_time:
             self.virtual_time = slowest.counter.value

@@ -94,8 +94,8 @@ class Credits:
         best, best_rank = None, (0, 0.0)
         kv_need, prefixes = request.kv_need, request.info.prefixes
         for replica in self._replicas.values():
-            if replica.takes(kv_need, newcomer) and replica.name != excluding:
-                matched = replica.prefixes.match(prefixes) if prefixes else 0
+            matched = replica.prefixes.match(prefixes) if prefixes else 0
+            if replica.takes(kv_need - matched, newcomer) and replica.name != excluding:
                 rank = (-matched, len(replica.leases) / replica.slots)
                 if best is None or rank < best_rank:
                     best, best_rank = replica, rank
@@ -107,14 +107,16 @@ class Credits:
         return max(in_service, key=lambda replica: replica.kv_free).name if in_service else None
 
     def take(self, request: Request, name: str) -> None:
-        """Hold a slot and KV room. It may exceed what there is: running work is a fact."""
+        """Hold a slot and KV room, but for what is cached there. It may exceed what there is:
+        running work is a fact."""
         replica = self._replica(name)
-        kv_need = request.kv_need
+        prefixes = request.info.prefixes
+        kv_need = request.kv_need - (replica.prefixes.match(prefixes) if prefixes else 0)
         replica.leases[request] = kv_need
         replica.kv_held += kv_need
         request.replica = name
-        if request.info.prefixes:
-            replica.prefixes.add(request.info.prefixes, replica.kv_tokens)
+        if prefixes:
+            replica.prefixes.add(prefixes, replica.kv_free)
 
     def release(self, request: Request) -> None:
         """Give back what the request holds, if it holds anything."""

@@ -10,7 +10,7 @@ import heapq
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import count
+from itertools import count, islice
 
 from router.band import Band
 from router.band_order import BandOrder
@@ -26,7 +26,7 @@ from router.request import Request, State
 from router.tenant import Tenant
 
 _HEADS = 16
-"""Heads that one decision looks at: those within the locality quantum, those passed over."""
+"""Requests that one decision looks at: those almost first, those passed over."""
 
 
 class Dispatcher:
@@ -57,8 +57,6 @@ class Dispatcher:
         self._ticks = count()
         self._passed: list[Request] = []
         """Heads that found no KV room in this dispatch."""
-        self._aside = 0
-        """Heads set aside in this dispatch, for whatever reason."""
         self._reserved: str | None = None
         """Replica kept, at the last dispatch, for a head that was overtaken too often."""
 
@@ -109,11 +107,11 @@ class Dispatcher:
         the roomiest replica takes nothing else until the head fits.
         """
         granted: list[Request] = []
-        self._passed, self._aside, self._reserved = [], 0, None
+        self._passed, self._reserved = [], None
         bands = [band for band in self.queue.bands if band.first() is not None]
         now = self._clock()
         self._order.observe([band.index for band in bands], now)
-        while bands and self._any_credit(bands):
+        while bands and self.credits.any_slot(self._reserved):
             for band in self._order.sort(bands, now):
                 choice = self._choose(band)
                 if choice is not None:
@@ -124,9 +122,9 @@ class Dispatcher:
             granted.append(choice[0])
             for other in self._passed:
                 other.overtaken += 1
-        if self._aside:
-            for band in self.queue.bands:
-                band.restore()
+        for band in bands:
+            band.restore()
+            band.advance()
         return granted
 
     def overdue(self) -> list[Request]:
@@ -214,20 +212,26 @@ class Dispatcher:
 
     def _choose(self, band: Band) -> tuple[Request, Replica] | None:
         """The next request of a band that fits somewhere, and where."""
-        while self._aside < _HEADS and (queue := band.first()) is not None:
+        if not self.credits.any_slot(self._reserved, newcomer=False):
+            return self._choose_newcomer(band)
+        while len(self._passed) < _HEADS and (queue := band.first()) is not None:
             request, newcomer = queue.head, band.is_newcomer(queue)
             replica = self.credits.find(request, self._reserved, newcomer=newcomer)
             if replica is not None:
                 if band.prefixed and self._policy.locality and not self._is_starved(request):
                     return self._most_local(band, request, replica)
                 return request, replica
-            if self.credits.any_slot(self._reserved, newcomer=newcomer):
-                self._pass_over(request)
-            elif band.key(queue) > band.virtual_time:
-                return None  # Newcomers come before it.
             band.set_aside()
-            self._aside += 1
+            self._pass_over(request)
         return None
+
+    def _choose_newcomer(self, band: Band) -> tuple[Request, Replica] | None:
+        """The same where all rows that are free are kept ones."""
+        queue = band.newcomer()
+        if queue is None:
+            return None
+        replica = self.credits.find(queue.head, self._reserved)
+        return None if replica is None else (queue.head, replica)
 
     def _pass_over(self, request: Request) -> None:
         self._passed.append(request)
@@ -235,13 +239,12 @@ class Dispatcher:
             self._reserved = self.credits.roomiest()
 
     def _most_local(self, band: Band, first: Request, replica: Replica) -> tuple[Request, Replica]:
-        """Among the heads that come almost first, the one with most of its prompt cached; the
+        """Among the requests that come almost first, the one with most of its prompt cached; the
         earlier ones are overtaken by it, and none too often."""
         best, longest, rank = (first, replica), -1, 0
-        heads = band.near(self._policy.locality, _HEADS)
-        for index, queue in enumerate(heads):
-            request = queue.head
-            place = self.credits.find(request, self._reserved, newcomer=band.is_newcomer(queue))
+        candidates = self._almost_first(band)
+        for index, (request, newcomer) in enumerate(candidates):
+            place = self.credits.find(request, self._reserved, newcomer=newcomer)
             if place is None:
                 continue
             matched = place.prefixes.match(request.info.prefixes)
@@ -250,15 +253,20 @@ class Dispatcher:
             if self._is_starved(request):
                 best, rank = (request, place), index
                 break
-        for queue in heads[:rank]:
-            queue.head.overtaken += 1
+        for request, _ in candidates[:rank]:
+            request.overtaken += 1
         return best
 
-    def _any_credit(self, bands: Iterable[Band]) -> bool:
-        for band in bands:
-            if band.newcomers:
-                return self.credits.any_slot(self._reserved)
-        return self.credits.any_slot(self._reserved, newcomer=False)
+    def _almost_first(self, band: Band) -> list[tuple[Request, bool]]:
+        """The heads of the tenants within the quantum, and behind each as many of the same
+        tenant as there is room for; and whether they are newcomers."""
+        queues = band.near(self._policy.locality, _HEADS)
+        each = _HEADS // max(len(queues), 1)
+        return [
+            (request, band.is_newcomer(queue))
+            for queue in queues
+            for request in islice(queue.waiting, each)
+        ]
 
     def _grant(self, band: Band, request: Request, replica: Replica, now: float) -> None:
         band.advance()

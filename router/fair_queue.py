@@ -70,19 +70,15 @@ class FairQueue:
         if front:
             queue.waiting.move_to_end(request, last=False)
         self._count(queue.band, request, 1)
-        if not waited:
-            queue.band.newcomers += not queue.running
-            if len(queue.running) < queue.max_concurrency:
-                queue.band.activate(queue)
+        if not waited and len(queue.running) < queue.max_concurrency:
+            queue.band.activate(queue)
 
     def start(self, request: Request) -> None:
         """Count a request as running, whether or not it waited."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        if queue.waiting:
-            queue.band.newcomers -= not queue.running
-            if request in queue.waiting:
-                del queue.waiting[request]
-                self._count(queue.band, request, -1)
+        if request in queue.waiting:
+            del queue.waiting[request]
+            self._count(queue.band, request, -1)
         queue.running.add(request)
 
     def remove(self, request: Request) -> None:
@@ -91,13 +87,10 @@ class FairQueue:
         if request in queue.waiting:
             del queue.waiting[request]
             self._count(queue.band, request, -1)
-            queue.band.newcomers -= not queue.waiting and not queue.running
         elif request in queue.running:
             queue.running.remove(request)
-            if queue.waiting:
-                queue.band.newcomers += not queue.running
-                if len(queue.running) == queue.max_concurrency - 1:
-                    queue.band.activate(queue)
+            if queue.waiting and len(queue.running) == queue.max_concurrency - 1:
+                queue.band.activate(queue)
 
     def charge(self, tenant: str, cost: float, outstanding: int = 0) -> None:
         """Add to a tenant's service and to its expected output; either may be negative."""
@@ -131,9 +124,6 @@ class FairQueue:
             prefixed = bool(request.info.prefixes)
             old.prefixed -= prefixed
             band.prefixed += prefixed
-        newcomer = _is_new(queue)
-        old.newcomers -= newcomer
-        band.newcomers += newcomer
         old.drop(queue)
         queue.counter.value = band.virtual_time
         if queue.eligible():
@@ -143,7 +133,3 @@ class FairQueue:
         self.waiting += change
         if request.info.prefixes:
             band.prefixed += change
-
-
-def _is_new(queue: TenantQueue) -> bool:
-    return bool(queue.waiting) and not queue.running

@@ -28,14 +28,13 @@ class FairPolicy:
     """Service that a tenant may bank while it is idle, as a cost, unless its own says otherwise."""
     expected_output: int = 256
     """Output tokens expected of a request before any has ended."""
-    max_overtakes: int = 16
+    max_overtakes: int = 32
     """Grants to others before a request that came first goes next, wherever it fits."""
-    locality: float = 2000.0
+    locality: float = 500.0
     """How far behind the first tenant, in cost by weight, one may be whose prompt is cached (Q).
     0 keeps the order strictly."""
     reserve_rows: int | None = None
-    """Rows of each replica for tenants below their fair share with nothing running; by default
-    1 in 16."""
+    """Rows of each replica that only tenants below their fair share get; by default 1 in 16."""
     band_shares: tuple[float, ...] = (0.0, 0.1, 0.05, 0.02)
     """Share of the service that each band is guaranteed while it waits, whatever goes first."""
     band_wait_s: float = 30.0

@@ -279,7 +279,7 @@ def assert_drained(router: Router) -> None:
     assert all(not tenant.counter.outstanding for tenant in dispatcher.queue.tenants().values())
     assert all(not quota.held() for quota in dispatcher.quotas.values())
     assert dispatcher.queue.waiting == 0
-    assert not any(band.newcomers or band.prefixed for band in dispatcher.queue.bands)
+    assert not any(band.prefixed for band in dispatcher.queue.bands)
 
 
 def held_credits(router: Router) -> dict[str, tuple[str, str]]:
