@@ -31,7 +31,7 @@ from router.policy import FairPolicy
 
 OURS = FairPolicy(burst=0.0, reserve_rows=0)
 """Nobody banks anything, as in VTC, and no row is kept."""
-ARENA_RUNS = 9
+ARENA_RUNS = 27
 """A maximum scatters: more runs, which cost little."""
 SETTLED_S = 100
 MakePolicy = Callable[[], Policy]

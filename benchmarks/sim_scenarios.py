@@ -34,11 +34,10 @@ def between(prompt: tuple[int, int], output: tuple[int, int]) -> Size:
     return lambda rng: (rng.randint(*prompt), rng.randint(*output))
 
 
-def lognormal(prompt: float, output: float, sigma: float = 1.0) -> Size:
+def lognormal(prompt: float, output: float, sigma: float = 1.0, longest: int = 4096) -> Size:
     """Medians, and the spread of their logarithms."""
 
     def size(rng: random.Random) -> tuple[int, int]:
-        longest = 4096
         drawn = (rng.lognormvariate(0, sigma) * median for median in (prompt, output))
         first, second = (max(min(int(tokens), longest), 2) for tokens in drawn)
         return first, second
@@ -147,7 +146,7 @@ def arena(seed: int, clients: int = 27, requests: int = 1500) -> Scenario:
         on_s, off_s = rng.uniform(60, 200), rng.uniform(0, 120)
         bursty = on_off(mean * (on_s + off_s) / on_s, on_s, off_s)
         named[f"client-{rank:02}"] = Client(
-            size=lognormal(220, 260, 0.9), rate=bursty, max_tokens=4096
+            size=lognormal(250, 320, 0.8, 1024), rate=bursty, max_tokens=1024
         )
     return Scenario(clients=named, seconds=seconds, seed=seed, requests_per_minute=15)
 

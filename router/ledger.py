@@ -7,6 +7,7 @@ attempt of the request it stems from.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
@@ -47,6 +48,14 @@ class Entry(NamedTuple):
     slo_met: bool
     windows: tuple[str, ...]
     """Of the budgets that pay for it."""
+
+
+class Journal(NamedTuple):
+    """What has happened since the last one was taken."""
+
+    entries: list[Entry]
+    refused: Counter[tuple[str, str]]
+    """Requests that were refused, by tenant and model."""
 
 
 class Past(Protocol):
@@ -91,7 +100,8 @@ class Ledger:
     def __init__(self) -> None:
         self._usage: dict[str, Usage] = {}
         self._open: dict[str, _Entry] = {}
-        self._journal: list[Entry] = []
+        self._ended: list[Entry] = []
+        self._refused: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         """Requests that are open."""
@@ -167,12 +177,13 @@ class Ledger:
         entry = self._open.get(request_id)
         return entry.produced if entry else 0
 
-    def refuse(self, tenant: str) -> None:
+    def refuse(self, info: RequestInfo) -> None:
         """Count a request that was never admitted."""
-        usage = self._usage.get(tenant)
+        usage = self._usage.get(info.tenant)
         if usage is None:
-            usage = self._usage[tenant] = Usage()
+            usage = self._usage[info.tenant] = Usage()
         usage.refused += 1
+        self._refused[info.tenant, info.model] += 1
 
     def close(
         self,
@@ -192,7 +203,7 @@ class Ledger:
         usage.outcomes[outcome] += 1
         usage.micro_dollars += micro_dollars
         usage.slo_met += slo_met
-        self._journal.append(
+        self._ended.append(
             Entry(
                 info.request_id,
                 info.tenant,
@@ -205,7 +216,8 @@ class Ledger:
             )
         )
 
-    def take_journal(self) -> list[Entry]:
-        """What has ended since the last call."""
-        journal, self._journal = self._journal, []
+    def take_journal(self) -> Journal:
+        """What has ended and was refused since the last call."""
+        journal = Journal(self._ended, self._refused)
+        self._ended, self._refused = [], Counter()
         return journal

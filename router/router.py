@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
-from router.ledger import Entry, Past
+from router.ledger import Journal, Past
 from router.messages import (
     Ending,
     Grant,
@@ -109,14 +109,14 @@ class Router:
             info.request_id: info for info in sync.waiting if not self._still_waits(ingress, info)
         }
         self._cancel_missing(ingress, sync)
-        waiting = {info.request_id: info.tenant for info in sync.waiting}
+        waiting = {info.request_id: info for info in sync.waiting}
         for request_id in ingress.dropped.keys() - waiting.keys():
             del ingress.dropped[request_id]
         refusals = self._admit(ingress, newcomers.values(), resumed)
         refusals += ingress.dropped.values()
         self._count_refusals(ingress, refusals, waiting)
         self._news.discard(ingress.name)
-        return self._reply(ingress, refusals, set(waiting.values()))
+        return self._reply(ingress, refusals, {info.tenant for info in sync.waiting})
 
     def report(self, report: ReplicaReport) -> None:
         """Take over the capacity of a replica."""
@@ -148,8 +148,8 @@ class Router:
         self._dispatcher.expire()
         self._dispatch()
 
-    def take_journal(self) -> list[Entry]:
-        """Requests that are over since the last call, to be written down."""
+    def take_journal(self) -> Journal:
+        """Requests that ended or were refused since the last call, to be written down."""
         return self._dispatcher.ledger.take_journal()
 
     def take_news(self) -> set[str]:
@@ -246,13 +246,13 @@ class Router:
         return refusals
 
     def _count_refusals(
-        self, ingress: _Ingress, refusals: list[Refusal], tenants: Mapping[str, str]
+        self, ingress: _Ingress, refusals: list[Refusal], infos: Mapping[str, RequestInfo]
     ) -> None:
         """Each one once, however often the ingress asks before it has heard."""
         ids = {refusal.request_id for refusal in refusals}
         for request_id in ids - ingress.refused:
-            if tenants[request_id] in self._tenants:
-                self._dispatcher.ledger.refuse(tenants[request_id])
+            if infos[request_id].tenant in self._tenants:
+                self._dispatcher.ledger.refuse(infos[request_id])
         ingress.refused = ids
 
     def _enter(self, ingress: _Ingress, info: RequestInfo) -> tuple[Refusal, ...]:

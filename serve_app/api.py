@@ -30,6 +30,7 @@ from serve_app.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from serve_app.replies import ChatShape, CompletionShape, Reply, Shape
 from serve_app.sequence_text import SequenceText
 from serve_app.streaming import EventStream, PlainAnswer
+from serve_app.tenant_limits import limited
 
 logger = logging.getLogger(__name__)
 
@@ -90,14 +91,14 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
-        model = await self._model_for(body, prompts=1)
+        model = limited(await self._model_for(body, prompts=1), request.state.tenant)
         prompt_ids = await self._encoder.chat(body.messages, model.max_model_len)
         prompts = [check_prompt(prompt_ids, model, "messages")]
         return self._answer(request, body, model, prompts, ChatShape())
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
-        model = await self._model_for(body, prompts=len(body.prompt))
+        model = limited(await self._model_for(body, len(body.prompt)), request.state.tenant)
         prompts = [await self._prompt_ids(prompt, model) for prompt in body.prompt]
         echoes = self._echoes(body) if body.echo else []
         return self._answer(request, body, model, prompts, CompletionShape(echoes))
@@ -149,6 +150,7 @@ class Api:
                     tenant=request.state.tenant,
                     prompt_ids=prompt_ids,
                     sampling=msgspec.structs.replace(first, choice=number),
+                    open_ended=body.asked_limit[1] is None,
                 )
                 choices.append(Choice(index, generation, self._new_text(body)))
         answer = Answer(self._backend, choices, len(prompts), reply)

@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+from msgspec import structs
+
 from replica.messages import Output, Submit
 from router.messages import Outcome, RequestInfo
 from serve_app.admission_client import AdmissionClient
@@ -23,6 +25,7 @@ from serve_app.backend import (
     Unavailable,
 )
 from serve_app.mailbox import ReplicaLost
+from serve_app.prefix_hashes import prefix_hashes
 from serve_app.step_streams import StepStreams
 
 MAX_LOST_REPLICAS = 2
@@ -84,6 +87,9 @@ class Fleet:
             tenant=generation.tenant.id,
             prompt_tokens=len(generation.prompt_ids),
             max_tokens=generation.sampling.max_tokens,
+            open_ended=generation.open_ended,
+            model=self._model_name,
+            prefixes=prefix_hashes(generation.prompt_ids, generation.tenant.cache_salt),
         )
         output_ids: list[int] = []
         losses = 0
@@ -110,8 +116,9 @@ class Fleet:
             epoch=self._admission.epoch,
             prompt_ids=generation.prompt_ids,
             prior_output_ids=tuple(output_ids),
-            sampling=generation.sampling,
+            sampling=structs.replace(generation.sampling, max_tokens=grant.max_tokens),
             cache_salt=generation.tenant.cache_salt,
+            band=generation.tenant.band,
         )
         async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
             async for output in outputs:

@@ -158,7 +158,7 @@ def test_a_restarted_router_charges_nothing_twice():
     endings = (ending(info("x"), produced=50), ending(info("y"), produced=50))
     reply = desk.sync(endings=endings, epoch=EPOCH - 1)
     assert set(reply.settled) == {"x", "y"}
-    assert [entry.request_id for entry in desk.router.take_journal()] == ["y"]
+    assert [entry.request_id for entry in desk.router.take_journal().entries] == ["y"]
     assert desk.snapshot().tenants["a"].spent_micro_dollars == {"1970-01-01": 500}
 
 
@@ -274,7 +274,7 @@ class MeteredWorld(RuleBasedStateMachine):
     def check_accounts(self) -> None:
         """The journal, the totals and the budgets tell the same."""
         router = self.world.router
-        journal = router.take_journal()
+        journal = router.take_journal().entries
         assert len({entry.request_id for entry in journal}) == len(journal)
         for tenant, usage in router.snapshot().usage.items():
             own = [entry for entry in journal if entry.tenant == tenant]
