@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from replica.config import EngineConfig
 from router.policy import FairPolicy
@@ -80,6 +80,12 @@ class AppConfig(BaseModel):
     """Where usage and spending are kept, an SQLite file; null keeps them in memory only."""
     admin_keys: list[Digest] = []
     """Digests of keys that may read `/admin/tenants` and `/admin/usage`."""
+
+    @model_validator(mode="after")
+    def _prices_are_of_the_model(self) -> AppConfig:
+        for name in self.prices.keys() - {self.model_name}:
+            raise ValueError(f"prices names {name!r}, but the model is called {self.model_name!r}")
+        return self
 
     @property
     def lookahead_credits(self) -> int:
