@@ -28,14 +28,15 @@ WARM_UP_S = 2.0
 TENANT = {"id": "t", "max_concurrency": 10 * CONCURRENT, "max_queued": 10 * CONCURRENT}
 
 
-async def latencies_ms(handle: DeploymentHandle) -> list[float]:
+async def latencies_ms(handle: DeploymentHandle, name: str) -> list[float]:
+    """Each run is an ingress of its own, with a `name` that no other has."""
     admission = handle.options(_by_reference=False)
 
     async def sync(state: Sync) -> SyncReply:
         reply = await admission.sync.remote(msgspec.msgpack.encode(state))
         return msgspec.msgpack.decode(reply, type=SyncReply)
 
-    client = AdmissionClient("bench", sync, lambda: admission.watch.remote("bench", (0, 0)))
+    client = AdmissionClient(name, sync, lambda: admission.watch.remote(name, (0, 0)))
     client.start()
     begun, waits = time.monotonic(), []
 
@@ -43,7 +44,7 @@ async def latencies_ms(handle: DeploymentHandle) -> list[float]:
         for number in range(1_000_000):
             if time.monotonic() - begun > SECONDS + WARM_UP_S:
                 return
-            info = RequestInfo(f"{worker}-{number}", "t", prompt_tokens=100, max_tokens=10)
+            info = RequestInfo(f"{name}-{worker}-{number}", "t", prompt_tokens=100, max_tokens=10)
             started = time.perf_counter()
             await client.acquire(info)
             if time.monotonic() - begun > WARM_UP_S:
@@ -69,7 +70,7 @@ def measure(report: Report, runs: int) -> None:
         Admission, num_replicas=1, user_config={"tenants": [TENANT]}, **INTERNAL
     )
     handle = serve.run(deployment.bind(FairPolicy()), name="hop", route_prefix=None)
-    waits = [asyncio.run(latencies_ms(handle)) for _ in range(runs)]
+    waits = [asyncio.run(latencies_ms(handle, f"run-{run}")) for run in range(runs)]
     report.add("hop_ms_p50", [float(np.percentile(each, 50)) for each in waits])
     report.add("hop_ms_p99", [float(np.percentile(each, 99)) for each in waits])
     serve.shutdown()

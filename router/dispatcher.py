@@ -53,6 +53,8 @@ class Dispatcher:
         self._past = past
         self._prices = prices or PriceList({})
         self._clock, self._wall = clock, wall
+        self._max_wait_s: dict[str, float] = {}
+        """Of the tenants that have such a limit."""
         self._deadlines: list[tuple[float, int, Request]] = []
         self._ticks = count()
         self._passed: list[Request] = []
@@ -63,6 +65,7 @@ class Dispatcher:
     def configure(self, tenants: Iterable[Tenant]) -> None:
         """Take over weights and limits; counters stay."""
         tenants = list(tenants)
+        self._max_wait_s = {each.id: each.max_wait_s for each in tenants if each.max_wait_s}
         for tenant in tenants:
             quota = self.quotas.get(tenant.id)
             if quota is not None:
@@ -78,7 +81,8 @@ class Dispatcher:
         """Let a new request wait, with a hold on all that its tenant is limited in; or nothing
         of it happens, for the reason that is returned."""
         info = request.info
-        hold = self.quotas[info.tenant].hold(info, self._likely_output(info))
+        output = self._likely_output(info) if info.open_ended else info.max_tokens
+        hold = self.quotas[info.tenant].hold(info, output)
         if isinstance(hold, Denial):
             return hold
         request.hold = hold
@@ -97,7 +101,8 @@ class Dispatcher:
         request.state = State.QUEUED
         request.since = self._clock()
         request.overtaken = 0
-        self._limit_wait(request)
+        if self._max_wait_s:
+            self._limit_wait(request)
         self.queue.push(request, front=front)
 
     def dispatch(self) -> list[Request]:
@@ -111,7 +116,7 @@ class Dispatcher:
         bands = [band for band in self.queue.bands if band.first() is not None]
         now = self._clock()
         self._order.observe([band.index for band in bands], now)
-        while bands and self.credits.any_slot(self._reserved):
+        while bands:
             for band in self._order.sort(bands, now):
                 choice = self._choose(band)
                 if choice is not None:
@@ -311,8 +316,7 @@ class Dispatcher:
         return info.max_tokens
 
     def _limit_wait(self, request: Request) -> None:
-        quota = self.quotas.get(request.info.tenant)
-        max_wait_s = quota.tenant.max_wait_s if quota is not None else None
+        max_wait_s = self._max_wait_s.get(request.info.tenant)
         if max_wait_s is not None:
             request.deadline = request.since + max_wait_s
             heapq.heappush(self._deadlines, (request.deadline, next(self._ticks), request))
