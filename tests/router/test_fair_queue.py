@@ -177,6 +177,23 @@ def test_a_tenant_at_its_concurrency_is_passed_over_until_something_of_it_ends()
     assert dispatch(queue) == "a2"
 
 
+def test_a_tenant_that_its_concurrency_has_held_back_comes_back_level():
+    """Blocked while others were served, it banks its burst and no more."""
+    queue = FairQueue(NO_BURST)
+    limits = {"a": {"max_concurrency": 1, "burst": 30.0}, "b": {"max_concurrency": 999}}
+    queue.configure([Tenant(id=name, **values) for name, values in limits.items()])
+    running = request_of("a", "a1")
+    queue.push(running)
+    dispatch(queue)
+    enqueue(queue, "a", *"a" * 50)
+    enqueue(queue, "b", *"b" * 200)
+    for _ in range(100):
+        dispatch(queue)
+    assert counter(queue, "a") == 10.0
+    queue.remove(running)
+    assert counter(queue, "a") == queue.virtual_time - 30.0 > 900.0
+
+
 def test_a_skipped_tenant_comes_back_in_its_place():
     queue = queue_of(a=1, b=1)
     enqueue(queue, "a", "a")

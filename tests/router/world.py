@@ -139,12 +139,18 @@ class World:
         self.router.report(ReplicaReport(replica.name, replica.slots, replica.kv_tokens))
 
     def submit(
-        self, ingress: Ingress, tenant: str, prompt: int = 10, output: int = 5, limit: int = 0
+        self,
+        ingress: Ingress,
+        tenant: str,
+        prompt: int = 10,
+        output: int = 5,
+        limit: int = 0,
+        prefixes: tuple[int, ...] = (),
     ) -> str:
         request_id = f"request-{next(self._ids)}"
         self.lengths[request_id] = output
         ingress.waiting[request_id] = RequestInfo(
-            request_id, tenant, prompt, limit or output, model="m"
+            request_id, tenant, prompt, limit or output, model="m", prefixes=prefixes
         )
         return request_id
 
