@@ -289,7 +289,8 @@ class Dispatcher:
         request.outstanding = max(request.expected - produced, 0)
         self.queue.start(request)
         self.credits.take(request, replica)
-        self._charge(request, self.ledger.dispatch(request_id), request.outstanding)
+        cost = self._policy.w_p * self.ledger.dispatch(request_id).uncached
+        self.queue.charge(request.info.tenant, cost, request.outstanding)
 
     def _charge(self, request: Request, charge: Charge, outstanding: int = 0) -> None:
         policy = self._policy

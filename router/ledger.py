@@ -146,7 +146,7 @@ class Ledger:
         entry = self._open.get(request_id)
         if entry is None or not (produced or cached is not None):
             return NOTHING
-        uncached = self.dispatch(request_id).uncached
+        uncached = 0 if entry.charged else self.dispatch(request_id).uncached
         found = 0
         if cached is not None and entry.cached is None:
             entry.cached = found = min(max(cached, 0), entry.prompt_tokens)

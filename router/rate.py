@@ -28,7 +28,7 @@ class Bucket:
 
     def wait_s(self, need: float, now: float) -> float:
         """Seconds until `need` units are there, 0 when they are. Nothing above `limit` ever is."""
-        deficit = need - self.level(now)
+        deficit = need - (self.level(now) if now > self._at else self._level)
         return deficit / self._rate if deficit > 1e-6 else 0.0
 
     def take(self, units: float) -> None:
