@@ -17,7 +17,7 @@ Rate = Callable[[float], float]
 """Requests a second at a time."""
 Size = Callable[[random.Random], tuple[int, int]]
 """Prompt and output tokens of the next request."""
-WITHOUT_END = 10**9
+WITHOUT_END = 1e9
 
 A10 = EngineModel()
 """A small GPU with 20 rows: about 1,100 tokens a second of 256/256 requests."""
@@ -45,10 +45,9 @@ def lognormal(prompt: float, output: float, sigma: float = 1.0, longest: int = 4
     return size
 
 
-def on_off(rate: float, on_s: float, off_s: float, starts_on: bool = True) -> Rate:
+def on_off(rate: float, on_s: float, off_s: float, until: float = WITHOUT_END) -> Rate:
     def at(now: float) -> float:
-        within = now % (on_s + off_s)
-        return rate if (within < on_s) == starts_on else 0.0
+        return rate if now % (on_s + off_s) < on_s and now < until else 0.0
 
     return at
 
@@ -138,17 +137,17 @@ def constant(rate: float) -> Rate:
 def arena(seed: int, clients: int = 27, requests: int = 1500) -> Scenario:
     """Like the trace of a chat arena: a few clients send most, in bursts, and lengths vary."""
     rng = random.Random(f"arena {seed}")
-    seconds = 800.0
+    seconds, drained = 800.0, 1300.0
     shares = [1 / (rank + 1) ** 1.1 for rank in range(clients)]
     named = {}
     for rank, share in enumerate(shares):
         mean = requests * share / sum(shares) / seconds
         on_s, off_s = rng.uniform(60, 200), rng.uniform(0, 120)
-        bursty = on_off(mean * (on_s + off_s) / on_s, on_s, off_s)
+        bursty = on_off(mean * (on_s + off_s) / on_s, on_s, off_s, seconds)
         named[f"client-{rank:02}"] = Client(
             size=lognormal(250, 320, 0.8, 1024), rate=bursty, max_tokens=1024
         )
-    return Scenario(clients=named, seconds=seconds, seed=seed, requests_per_minute=15)
+    return Scenario(clients=named, seconds=drained, seed=seed, requests_per_minute=15)
 
 
 def scenarios(seed: int = 0) -> dict[str, Scenario]:

@@ -81,12 +81,12 @@ class Quota:
         if self._requests is None and self._tokens is None and not self._budgets:
             return Hold(0.0, 0, (), info.max_tokens)
         now = self._clock()
-        tokens = self._likely(info, output)
-        wait_s = 0.0
+        tokens, wait_s = 0.0, 0.0
         if self._requests is not None:
             wait_s = self._requests.wait_s(1.0, now)
         if self._tokens is not None:
-            wait_s = max(wait_s, self._tokens.wait_s(tokens, now))
+            tokens = self._likely(info, output)
+            wait_s = max(self._tokens.wait_s(tokens, now), wait_s)
         max_tokens = info.max_tokens
         if self._budgets:
             max_tokens = self._affordable(info)
