@@ -132,9 +132,15 @@ class Tenants(BaseModel):
 
     @model_validator(mode="after")
     def _index(self) -> Tenants:
-        _require_unique("id", [tenant.id for tenant in self.tenants])
-        _require_unique("key digest", [key for tenant in self.tenants for key in tenant.keys])
-        self._owners = {key: tenant for tenant in self.tenants for key in tenant.keys}
+        ids: set[str] = set()
+        for tenant in self.tenants:
+            if tenant.id in ids:
+                raise ValueError(f"id {tenant.id!r} appears twice")
+            ids.add(tenant.id)
+            for key in tenant.keys:
+                if key in self._owners:
+                    raise ValueError(f"a key digest of tenant {tenant.id!r} appears twice")
+                self._owners[key] = tenant
         anonymous = [tenant for tenant in self.tenants if tenant.anonymous]
         if len(anonymous) > 1:
             raise ValueError("more than one tenant is anonymous")
@@ -160,14 +166,6 @@ class Tenants(BaseModel):
 
 
 _NOBODY = "sha256:" + "0" * 64
-
-
-def _require_unique(what: str, values: list[str]) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise ValueError(f"{what} {value!r} appears twice")
-        seen.add(value)
 
 
 def load_tenants(path: str | PathLike[str]) -> Tenants:

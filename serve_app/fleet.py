@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from replica.messages import Output, Submit
+from replica.messages import Output, Sampling, Submit
 from router.messages import Outcome, RequestInfo
 from serve_app.admission_client import AdmissionClient
 from serve_app.backend import (
@@ -116,7 +116,7 @@ class Fleet:
             epoch=self._admission.epoch,
             prompt_ids=generation.prompt_ids,
             prior_output_ids=tuple(output_ids),
-            sampling=structs.replace(generation.sampling, max_tokens=grant.max_tokens),
+            sampling=_paid_for(generation.sampling, grant.max_tokens),
             cache_salt=generation.tenant.cache_salt,
             band=generation.tenant.band,
         )
@@ -126,6 +126,12 @@ class Fleet:
                 cached = min(output.cached_tokens, len(generation.prompt_ids))
                 self._admission.progress(request.request_id, len(output_ids), cached)
                 yield _delta(output, cached)
+
+
+def _paid_for(sampling: Sampling, max_tokens: int) -> Sampling:
+    """The same, of at most so many tokens."""
+    least = min(sampling.min_tokens, max_tokens)
+    return structs.replace(sampling, max_tokens=max_tokens, min_tokens=least)
 
 
 def _delta(output: Output, cached_tokens: int) -> Delta:

@@ -7,6 +7,7 @@ It only connects the parts: routes (`api`), accounts (`admission_client`), data 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -16,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
-from router.tenant import Tenant
+from router.tenant import Tenant, Tenants
 from serve_app import background
 from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
@@ -26,6 +27,8 @@ from serve_app.rate_headers import RateHeaders
 from serve_app.replica_link import Key
 from serve_app.settings import AppConfig, key_secret
 from serve_app.step_streams import StepStreams
+
+logger = logging.getLogger(__name__)
 
 
 @serve.ingress()
@@ -37,7 +40,7 @@ class Ingress:
     ) -> None:
         self._config = config
         self._name = serve.get_replica_context().replica_tag
-        self._tenants = config.tenants_source.load()
+        self._tenants = _load(config)
         self._key_secret = key_secret()
         self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
@@ -98,6 +101,15 @@ class Ingress:
 
     async def _report_unavailable(self, replica: str) -> None:
         await self._admission.report.remote(ReplicaReport(replica=replica, slots=0, kv_tokens=0))
+
+
+def _load(config: AppConfig) -> Tenants:
+    """What is written down now; nobody, if that cannot be read. Admission tells soon what holds."""
+    try:
+        return config.tenants_source.load()
+    except (OSError, ValueError) as error:
+        logger.error("The tenants cannot be read; Admission's are waited for: %s", error)
+        return Tenants(tenants=[])
 
 
 class _Calls:

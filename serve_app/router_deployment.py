@@ -170,7 +170,7 @@ class Admission:
             return
         try:
             self._load()
-        except (OSError, ValueError) as error:
+        except Exception as error:  # Nobody's file may stop the clock.
             logger.error("The tenants stay as they were: %s", error)
         else:
             logger.info("The tenants have changed")
