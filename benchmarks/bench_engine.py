@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from replica.config import EngineConfig
 from replica.cuda import CudaDevice, CudaRecorder
 from replica.engine import Engine
 from replica.graph_pool import GraphPool
+from replica.kernels.tuning import tune
 from replica.messages import Command, Sampling, Stats, StepReport, Submit
 from replica.model import Decoder
 from replica.runner import DecoderRunner
 
+BLOCK = 64
+MODES = {"on": True, "off": False}
+"""Overlap."""
 EDGE = 8
 """Steps at either end of a window that are not counted."""
 
@@ -26,17 +33,26 @@ class Recorder:
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self.stats: list[Stats] = []
-        self.tokens: dict[str, list[int]] = defaultdict(list)
+        self.reports: list[StepReport] = []
 
     def receive(self, timeout_s: float) -> Iterable[Command]:
         commands, self.commands = self.commands, []
         return commands
 
     def send(self, report: StepReport) -> None:
-        self.stats.append(report.stats)
-        for output in report.outputs:
-            self.tokens[output.request_id] += output.token_ids
+        self.reports.append(report)
+
+    @property
+    def newest(self) -> Stats:
+        return self.reports[-1].stats if self.reports else Stats()
+
+    def tokens(self) -> list[list[int]]:
+        """Of each request, in the order of their first tokens."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for report in self.reports:
+            for output in report.outputs:
+                found[output.request_id] += output.token_ids
+        return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +106,12 @@ class BenchEngine:
 
     def prefill(self, prompt_tokens: int) -> None:
         """Step until so many prompt tokens were computed since the engine's start."""
-        while not self.channel.stats or self.channel.stats[-1].prompt_tokens < prompt_tokens:
+        while self.channel.newest.prompt_tokens < prompt_tokens:
             self.engine.advance()
 
     def run(self, prompt_tokens: int, tokens: int) -> Window:
         """All rows at once, to the end."""
-        self.channel.stats.clear()
-        self.channel.tokens.clear()
+        self.channel.reports.clear()
         before = self.engine.scheduler.counts["prompt_tokens"]
         began, cpu_s = time.perf_counter(), time.process_time()
         total = before + self.submit(prompt_tokens, tokens)
@@ -105,7 +120,8 @@ class BenchEngine:
             self.engine.advance()
         wall_s = time.perf_counter() - began
         cpu_share = (time.process_time() - cpu_s) / wall_s
-        decoding = [s for s in self.channel.stats if s.prompt_tokens == total][EDGE:-EDGE]
+        stats = [report.stats for report in self.channel.reports]
+        decoding = [s for s in stats if s.prompt_tokens == total][EDGE:-EDGE]
         return self._window(decoding[0], decoding[-1], wall_s, cpu_share)
 
     def _window(self, first: Stats, last: Stats, wall_s: float, cpu_share: float) -> Window:
@@ -119,9 +135,39 @@ class BenchEngine:
             host_ms=(last.host_s - first.host_s) / steps * 1e3,
             wall_s=wall_s,
             cpu_share=cpu_share,
-            tokens=list(self.channel.tokens.values()),
+            tokens=self.channel.tokens(),
         )
 
 
-def make_runner(decoder: Decoder, config: EngineConfig) -> DecoderRunner:
-    return DecoderRunner(decoder, config.num_blocks, config.block_size)
+def engine_config(rows: int, longest: int, *, overlap: bool) -> EngineConfig:
+    blocks = rows * (-(-longest // BLOCK) + 1)
+    return EngineConfig(
+        model="random",
+        device="cuda",
+        max_rows=rows,
+        max_model_len=longest,
+        kv_tokens=blocks * BLOCK,
+        block_size=BLOCK,
+        max_step_tokens=8192,
+        prefix_cache=False,
+        overlap=overlap,
+    )
+
+
+@contextmanager
+def engines(
+    decoder: Decoder, device: CudaDevice, rows: int, longest: int, modes: list[str]
+) -> Iterator[dict[str, BenchEngine]]:
+    """One engine per mode over one KV pool: they run in turn."""
+    configs = {mode: engine_config(rows, longest, overlap=MODES[mode]) for mode in modes}
+    first = configs[modes[0]]
+    tune(decoder, rows, device, first.cache_dir)
+    runner = DecoderRunner(decoder, first.num_blocks, first.block_size)
+    made = {mode: BenchEngine(config, runner, longest, device) for mode, config in configs.items()}
+    gc.collect()
+    gc.freeze()  # as the engine's process does before its first step
+    yield made
+    gc.unfreeze()
+    del made, runner
+    gc.collect()
+    torch.cuda.empty_cache()

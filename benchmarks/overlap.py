@@ -7,55 +7,16 @@ torch's profiler, which slows steps. `--tokens` adds one run of that many tokens
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
-from benchmarks.bench_engine import BenchEngine, Window, make_runner
+from benchmarks.bench_engine import MODES, BenchEngine, Window, engines
 from benchmarks.report import Report, parser
 from benchmarks.shapes import SHAPES, random_decoder
-from replica.config import EngineConfig
 from replica.cuda import CudaDevice
-from replica.gpu_trace import record
+from replica.gpu_trace import Trace, record
 from replica.model import Decoder
 
-BLOCK = 64
 PROFILED = 50
-MODES = {"on": True, "off": False}
-
-
-def engine_config(rows: int, longest: int, *, overlap: bool) -> EngineConfig:
-    blocks = rows * (-(-longest // BLOCK) + 1)
-    return EngineConfig(
-        model="random",
-        device="cuda",
-        max_rows=rows,
-        max_model_len=longest,
-        kv_tokens=blocks * BLOCK,
-        block_size=BLOCK,
-        max_step_tokens=8192,
-        prefix_cache=False,
-        overlap=overlap,
-    )
-
-
-@contextmanager
-def engines(
-    decoder: Decoder, device: CudaDevice, rows: int, longest: int, modes: list[str]
-) -> Iterator[dict[str, BenchEngine]]:
-    """One engine per mode over one KV pool: they run in turn."""
-    configs = {mode: engine_config(rows, longest, overlap=MODES[mode]) for mode in modes}
-    runner = make_runner(decoder, configs[modes[0]])
-    made = {mode: BenchEngine(config, runner, longest, device) for mode, config in configs.items()}
-    gc.collect()
-    gc.freeze()  # as the engine's process does before its first step
-    yield made
-    gc.unfreeze()
-    del made, runner
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def slot_memory_share(engine: BenchEngine) -> float:
@@ -80,8 +41,8 @@ def print_graphs(engine: BenchEngine) -> None:
         )
 
 
-def kernel_idle_share(engine: BenchEngine, device: CudaDevice, prompt: int) -> float:
-    """In the middle of decoding."""
+def traced(engine: BenchEngine, device: CudaDevice, prompt: int) -> Trace:
+    """Steps in the middle of decoding."""
     before = engine.engine.scheduler.counts["prompt_tokens"]
     total = engine.submit(prompt, 4 * PROFILED, seed=1)
     engine.engine.advance()
@@ -93,7 +54,7 @@ def kernel_idle_share(engine: BenchEngine, device: CudaDevice, prompt: int) -> f
         print("stream hygiene:", violation)
     while engine.engine.busy:
         engine.engine.advance()
-    return trace.idle_share
+    return trace
 
 
 def compare(report: Report, decoder: Decoder, device: CudaDevice, shape: str, rows: int,
@@ -103,7 +64,7 @@ def compare(report: Report, decoder: Decoder, device: CudaDevice, shape: str, ro
     with engines(decoder, device, rows, prompt + tokens, list(MODES)) as by_mode:
         for mode, engine in by_mode.items():
             report.add(f"kernel_idle_share.{mode}.{shape}",
-                       [kernel_idle_share(engine, device, prompt)])  # fmt: skip
+                       [traced(engine, device, prompt).idle_share])  # fmt: skip
         for _ in range(runs):
             for mode, engine in by_mode.items():
                 found[mode].append(engine.run(prompt, tokens))

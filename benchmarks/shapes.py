@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from replica.families import rotary_frequencies
@@ -29,7 +31,27 @@ def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: 
 SHAPES = {
     "llama-1b": _llama(2048, 8192, 16, 64, tied=True),
     "llama-8b": _llama(4096, 14_336, 32, 128, tied=False),
+    "qwen3-8b": replace(
+        _llama(4096, 12_288, 36, 128, tied=False),
+        model_type="qwen3",
+        vocab_size=151_936,
+        qk_norm=True,
+        max_position=40_960,
+    ),
 }
+BANDWIDTH = 4.8e12
+"""Bytes per second of an H200's memory, by its datasheet."""
+
+
+def floor_ms(spec: ModelSpec, rows: int, context: int) -> float:
+    """What a bfloat16 decode step takes to read, at that speed: the weights, but not the
+    embedding, in which it only looks rows up, and the contexts' keys and values."""
+    head = spec.head_dim
+    attention = (2 * spec.num_heads + 2 * spec.num_kv_heads) * head * spec.hidden_size
+    mlp = 3 * spec.hidden_size * spec.intermediate_size
+    weights = spec.num_layers * (attention + mlp) + spec.vocab_size * spec.hidden_size
+    kv = 2 * spec.num_layers * spec.num_kv_heads * head * rows * context
+    return 2 * (weights + kv) / BANDWIDTH * 1e3
 
 
 def random_decoder(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Decoder:

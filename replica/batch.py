@@ -6,19 +6,70 @@ the step before it are not known yet: those inputs are taken from `last_token` o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from replica.messages import TokenLogprobs
 from replica.sequence import Sequence
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64s: TypeAlias = npt.NDArray[np.int64]
+Float32s: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.intp]
 """numpy indexes with this type; any other is converted each time."""
+
+
+MAX_SCORES = 128
+"""Most prompt positions whose log probabilities one step computes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """P prompt positions whose log probabilities a step is to tell."""
+
+    tokens: Indices
+    """[P] indices into the step's tokens."""
+    targets: Int32s
+    """[P] the prompt token behind each."""
+    owners: tuple[tuple[int, int], ...]
+    """(index into the B rows, positions), in the order of `tokens`."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+NOTHING_SCORED = Scores(np.zeros(0, np.intp), np.zeros(0, np.int32), ())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """Whose tokens a step samples: S sequences, column by column, as reports need them.
+
+    Gathered when somebody comes or goes, not in each step.
+    """
+
+    sequences: tuple[Sequence, ...]
+    request_ids: tuple[str, ...]
+    attempts: tuple[int, ...]
+    num_cached: tuple[int, ...]
+    num_prompt: Int32s
+    """[S]"""
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> Sampled:
+        found = tuple(sequences)
+        return cls(
+            sequences=found,
+            request_ids=tuple(sequence.request_id for sequence in found),
+            attempts=tuple(sequence.attempt for sequence in found),
+            num_cached=tuple(sequence.num_cached for sequence in found),
+            num_prompt=np.array([sequence.num_prompt for sequence in found], np.int32),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,20 +86,36 @@ class Batch:
     sequences: tuple[Sequence, ...]
     samples: Indices
     """[S] indices into the B rows whose last token yields a new one."""
+    sampled: Sampled
+    """Who they belong to."""
     new_rows: Indices
     """Rows assigned since the last batch: their sampling parameters travel with this one."""
     greedy: bool
     """Every sampling row is greedy."""
     filtered: bool
-    """Some sampling row keeps only its most likely tokens (top-k, top-p)."""
+    """Some sampling row keeps only its most likely tokens (top-k, top-p, min-p)."""
+    shaped: bool
+    """Some sampling row's logits are changed by penalties or biases."""
+    logprobs: bool
+    """Some sampling row is to tell the log probabilities of its token."""
     held: bool
     """Some sampling row may not stop yet (`min_tokens`)."""
     constrained: bool
     """Some sampling row has a mask that depends on tokens still in flight."""
+    shaped_rows: Indices
+    """Those of the new rows whose biases and past tokens travel with this step, too."""
+    past: tuple[int, int]
+    """Tokens of their prompts and outputs so far, all together."""
+    scores: Scores = NOTHING_SCORED
 
     @property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
+
+    @property
+    def num_logits(self) -> int:
+        """Tokens whose logits are wanted: those of `samples`, then those of `scores`."""
+        return len(self.samples) + len(self.scores)
 
     @property
     def decodes_only(self) -> bool:
@@ -64,11 +131,17 @@ class Batch:
             lengths=lengths,
             held=held,
             new_rows=self.new_rows[:0],
+            shaped_rows=self.shaped_rows[:0],
+            past=(0, 0),
+            scores=NOTHING_SCORED,
         )
 
     @classmethod
-    def padding(cls, size: int, *, greedy: bool = True, filtered: bool = False) -> Batch:
-        """A step of `size` decode rows that belong to nobody: what a graph is captured with."""
+    def padding(cls, size: int, *, shaped: bool = False) -> Batch:
+        """A step of `size` decode rows that belong to nobody: what a graph is captured with.
+
+        What it samples may be anything; with `shaped`, stop tokens may be held back, too.
+        """
         rows = np.arange(size)
         return cls(
             step=0,
@@ -77,11 +150,36 @@ class Batch:
             lengths=np.ones(size, np.int32),
             sequences=(),
             samples=rows,
+            sampled=Sampled.of(()),
             new_rows=rows[:0],
-            greedy=greedy,
-            filtered=filtered,
-            held=False,
+            greedy=False,
+            filtered=True,
+            shaped=shaped,
+            logprobs=False,
+            held=shaped,
             constrained=False,
+            shaped_rows=rows[:0],
+            past=(0, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepLogprobs:
+    """Of S sampling rows, by the model's own logits. K alternatives, most likely first."""
+
+    chosen: Float32s
+    """[S]"""
+    top_ids: Int32s
+    """[S, K]"""
+    top: Float32s
+    """[S, K]"""
+
+    def of(self, index: int, alternatives: int) -> TokenLogprobs:
+        """Of one row's token, with so many alternatives."""
+        return TokenLogprobs(
+            float(self.chosen[index]),
+            tuple(self.top_ids[index, :alternatives].tolist()),
+            tuple(self.top[index, :alternatives].tolist()),
         )
 
 
@@ -91,3 +189,7 @@ class StepOutput:
 
     batch: Batch
     ids: Int64s
+    logprobs: StepLogprobs | None = None
+    """Where the batch asked for them."""
+    scores: StepLogprobs | None = None
+    """Where the batch asked for them: of [P] prompt tokens."""

@@ -46,6 +46,8 @@ class EngineConfig:
     """Time that prompt chunks may take of one step, by a cost model fitted at start: others wait
     no longer for their next token. With null, `max_step_tokens` alone bounds a step."""
     prefix_cache: bool = True
+    cache_dir: str = "~/.cache/fairstream"
+    """Folder for what a start measured and compiled on a GPU: the next one takes it from there."""
     overlap: bool = True
     """Prepare step N+1 while step N runs. Off is the synchronous baseline."""
 

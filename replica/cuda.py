@@ -198,14 +198,14 @@ class CudaRecorder:
 
     def __call__(self, work: Work) -> CudaRecording:
         for _ in range(WARM_UP_RUNS):
-            eager_ms = self._timed(work)
+            eager_ms = self.timed_ms(work)
         free = self._device.free_bytes()
         recording = CudaRecording(self, torch.cuda.CUDAGraph(keep_graph=True))
         recording.eager_ms = eager_ms
-        recording.capture_ms = self._timed(lambda: self._capture(recording.graph, work))
-        recording.instantiate_ms = self._timed(recording.graph.instantiate)
+        recording.capture_ms = self.timed_ms(lambda: self._capture(recording.graph, work))
+        recording.instantiate_ms = self.timed_ms(recording.graph.instantiate)
         recording.replay()
-        recording.replay_ms = self._timed(recording.replay)
+        recording.replay_ms = self.timed_ms(recording.replay)
         recording.memory_bytes = free - self._device.free_bytes()
         return recording
 
@@ -213,9 +213,9 @@ class CudaRecorder:
         """As `Recording.renew`."""
         from cuda.bindings import runtime  # comes with torch for CUDA only
 
-        self._timed(work)
+        self.timed_ms(work)
         fresh = torch.cuda.CUDAGraph(keep_graph=True)
-        recording.capture_ms = self._timed(lambda: self._capture(fresh, work))
+        recording.capture_ms = self.timed_ms(lambda: self._capture(fresh, work))
 
         def replace() -> None:
             recording.newest = fresh
@@ -223,7 +223,7 @@ class CudaRecorder:
                 fresh.instantiate()
                 recording.graph = fresh
 
-        recording.update_ms = self._timed(replace)
+        recording.update_ms = self.timed_ms(replace)
 
     def _capture(self, graph: torch.cuda.CUDAGraph, work: Work) -> None:
         # Thread-local: CUDA calls of other threads do not spoil the capture.
@@ -240,8 +240,8 @@ class CudaRecorder:
         finally:
             gc.enable()
 
-    def _timed(self, work: Work) -> float:
-        """Milliseconds until the device is done."""
+    def timed_ms(self, work: Work) -> float:
+        """Milliseconds from an idle device until it is idle again."""
         self._device.settle()
         began = time.perf_counter()
         work()

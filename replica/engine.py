@@ -18,7 +18,7 @@ from replica.config import EngineConfig
 from replica.graph_pool import Graphs
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
-from replica.masks import AllowedTokens, MaskBuilder
+from replica.masks import MakesConstraints, MaskBuilder, constraint_of
 from replica.messages import Abort, Backlog, Command, Output, Stats, StepReport, Stop, Submit
 from replica.pipeline import Pipeline
 from replica.rows import Rows
@@ -56,6 +56,7 @@ class Engine:
         cost: CostModel | None = None,
         device: Device | None = None,
         graphs: Graphs | None = None,
+        grammars: MakesConstraints | None = None,
         on_idle: Callable[[IOSlot], None] | None = None,
     ) -> None:
         """Raises ValueError if a sequence of `max_model_len` does not fit into the KV pool."""
@@ -65,10 +66,12 @@ class Engine:
                 f"{config.num_blocks * config.block_size}: raise engine.kv_tokens or lower "
                 "engine.max_model_len"
             )
+        self.config = config
         self._channel = channel
         self._device = device = device or HostDevice()
-        self._max_model_len = max_model_len
+        self.max_model_len = max_model_len
         self._vocab_size = runner.vocab_size
+        self._grammars = grammars
         self._eos_token_ids = eos_token_ids
         guard = config.num_blocks
         self.rows = Rows(config.max_rows, max_model_len, config.block_size, guard)
@@ -138,6 +141,8 @@ class Engine:
             return self.scheduler.schedule()
 
     def _update(self, output: StepOutput | None) -> None:
+        while self.masks.failures:
+            self.scheduler.fail(*self.masks.failures.pop())
         with self._device.span(f"update {output.batch.step if output else ''}"):
             self.scheduler.update(output)
 
@@ -178,14 +183,21 @@ class Engine:
         if self._stopping:
             raise ValueError("the replica is shutting down")
         sampling = submit.sampling
-        named = (submit.prompt_ids, sampling.stop_token_ids, sampling.allowed_token_ids or ())
+        biased = [token for token, _ in sampling.logit_bias]
+        allowed = sampling.allowed_token_ids or ()
+        named = (
+            submit.prompt_ids,
+            sampling.stop_token_ids,
+            allowed,
+            biased,
+            *sampling.bad_token_ids,
+        )
         if any(not 0 <= token < self._vocab_size for ids in named for token in ids):
             raise ValueError(f"token ids must lie in [0, {self._vocab_size})")
         sequence = Sequence.from_submit(
-            submit, max_model_len=self._max_model_len, eos_token_ids=self._eos_token_ids
+            submit, max_model_len=self.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        if sampling.allowed_token_ids is not None:
-            sequence.constraint = AllowedTokens(sampling.allowed_token_ids, self._vocab_size)
+        sequence.constraint = constraint_of(sampling, self._vocab_size, self._grammars)
         return sequence
 
     def _abort(self, key: Key) -> None:

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from replica.graph_sizes import fit_report
 from replica.stream import Work
 
-SamplingKind: TypeAlias = Literal["greedy", "random", "filtered"]
+SamplingKind: TypeAlias = Literal["plain", "shaped"]
+"""The latter has penalties, biases and held stop tokens, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class GraphKey:
     that a kernel is launched with. Contexts, positions and parameters are data on the device.
     """
 
-    phase: Literal["forward", "sampling"]
+    phase: Literal["forward", "sampling", "logprobs"]
     slot: int
     size: int
     """Rows, padding included."""

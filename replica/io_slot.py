@@ -16,17 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.batch import Batch, Indices, Int32s, Int64s
+from replica.batch import MAX_SCORES, Batch, Indices, Int32s, Int64s, StepLogprobs, StepOutput
+from replica.messages import MAX_BIASES, MAX_LOGPROBS
 from replica.rows import Rows
 from replica.sequence import MAX_STOP_IDS, Bits
 from replica.stream import Device
 
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
-TOP_K, SEED, CHOICE, HOLD_UNTIL, FIRST_STOP_ID = range(5)
+TOP_K, SEED, CHOICE, HOLD_UNTIL, NUM_BIASES, FIRST_STOP_ID = range(6)
 """Columns of `row_ints`; stop ids follow to the end."""
-TEMPERATURE, TOP_P = range(2)
+TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
 """Columns of `row_floats`."""
+NEUTRAL = (0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
+"""`row_floats` of a greedy row that changes nothing."""
 _ALIGNMENT = 16
 
 
@@ -56,16 +59,49 @@ def input_layout(sizes: Sizes) -> Layout:
         "carried_from": (torch.int64, tokens),  # row whose last token this is, or -1
         "positions": (torch.int64, tokens),
         "slot_mapping": (torch.int64, tokens),  # where each token's K and V go in the pool
-        "sample_index": (torch.int64, rows),  # which tokens' logits are sampled from
+        # which tokens' logits are sampled from, and then which ones tell scores
+        "sample_index": (torch.int64, (sizes.max_rows + MAX_SCORES,)),
+        "score_targets": (torch.int64, (MAX_SCORES,)),
         "sample_rows": (torch.int64, rows),
         "sample_positions": (torch.int64, rows),  # of the tokens to be sampled
         "new_rows": (torch.int64, rows),
         "row_ints": (torch.int64, (sizes.max_rows, FIRST_STOP_ID + MAX_STOP_IDS)),
-        "row_floats": (torch.float32, (sizes.max_rows, 2)),
+        "row_floats": (torch.float32, (sizes.max_rows, len(NEUTRAL))),
         "query_starts": (torch.int32, (sizes.max_rows + 1,)),  # first token of each row
         "context_lens": (torch.int32, rows),  # tokens of each row in the pool after the step
         "block_tables": (torch.int32, (sizes.max_rows, sizes.table_width)),
     }
+
+
+def shape_layout(sizes: Sizes) -> Layout:
+    """What rows with penalties or biases bring along, in a buffer that travels only for them."""
+    biases = (sizes.max_rows, MAX_BIASES)
+    return {
+        "shaped_rows": (torch.int64, (sizes.max_rows,)),
+        "bias_ids": (torch.int64, biases),
+        "biases": (torch.float32, biases),
+        # row * V + id of each token so far: those of all prompts, then those of all outputs
+        "past": (torch.int64, (sizes.table_width * sizes.block_size,)),
+    }
+
+
+def output_layout(sizes: Sizes) -> Layout:
+    """What a step brings: ids, and behind them what is fetched where it was asked for."""
+    rows, top = sizes.max_rows, min(MAX_LOGPROBS, sizes.vocab_size)
+    return {
+        "sampled": (torch.int64, (rows,)),
+        "chosen": (torch.float32, (rows,)),
+        "top_ids": (torch.int32, (rows, top)),
+        "top": (torch.float32, (rows, top)),
+        "score": (torch.float32, (MAX_SCORES,)),
+        "score_top_ids": (torch.int32, (MAX_SCORES, top)),
+        "score_top": (torch.float32, (MAX_SCORES, top)),
+    }
+
+
+LOGPROBS = ("chosen", "top_ids", "top")
+SCORES = ("score", "score_top_ids", "score_top")
+"""Fields of `StepLogprobs` in `output_layout`."""
 
 
 def packed(
@@ -103,16 +139,20 @@ class IOSlot:
         self._copy = device.copy
         self._host_buffer, host = packed(layout, pinned=pinned)
         self._device_buffer, self.device = packed(layout, memory)
-        self._host = {name: view.numpy() for name, view in host.items()}
+        self._host_shapes, host_shapes = packed(shape_layout(sizes), pinned=pinned)
+        self._device_shapes, shapes = packed(shape_layout(sizes), memory)
+        self.device |= shapes
+        self._host = {name: view.numpy() for name, view in (host | host_shapes).items()}
         self._numbers = np.arange(sizes.max_rows + 1, dtype=np.int32)
         rows = sizes.max_rows
-        self.sampled = torch.zeros(rows, dtype=torch.int64, device=memory)
-        """[R] ids sampled by the step, on the device: static, since D2H still reads it while
-        the other slot's step computes."""
-        self._host_sampled = torch.zeros(rows, dtype=torch.int64, pin_memory=pinned)
+        self._device_outputs, self.outputs = packed(output_layout(sizes), memory)
+        """Results of the step, on the device: static, since D2H still reads them while the other
+        slot's step computes."""
+        self._host_outputs, results = packed(output_layout(sizes), pinned=pinned)
+        self._results = {name: view.numpy() for name, view in results.items()}
+        self._ids_only = rows * 8
         mask = (rows, -(-sizes.vocab_size // 8))
         self._host_mask = torch.zeros(mask, dtype=torch.uint8, pin_memory=pinned)
-        self._results: Int64s = self._host_sampled.numpy()
         self.mask = torch.zeros(mask, dtype=torch.uint8, device=memory)
         """[R, V/8] allowed tokens of each sampling row, bits in little order."""
         self.pad_rows(0, rows)
@@ -136,8 +176,14 @@ class IOSlot:
         self._fill_samples(batch, last, ends)
         if len(batch.new_rows):
             self._fill_new_rows(batch, rows)
+        if len(batch.shaped_rows):
+            self._fill_shaped_rows(batch, rows)
         if count < padded:
             self.pad_samples(count, padded)
+        if len(batch.scores):
+            scores = slice(count, count + len(batch.scores))
+            self._host["sample_index"][scores] = batch.scores.tokens
+            self._host["score_targets"][: len(batch.scores)] = batch.scores.targets
 
     def pad_rows(self, first: int, last: int) -> None:
         """CPU: make rows `first` to `last` decode rows, each a sequence of one token that lives
@@ -163,9 +209,14 @@ class IOSlot:
         """H2D stream: the only writer of the device inputs."""
         self._copy(self._device_buffer, self._host_buffer)
 
-    def download(self) -> None:
-        """D2H stream."""
-        self._copy(self._host_sampled, self.sampled)
+    def upload_shapes(self) -> None:
+        """H2D stream."""
+        self._copy(self._device_shapes, self._host_shapes)
+
+    def download(self, batch: Batch) -> None:
+        """D2H stream: ids, and with them whatever this batch has asked for."""
+        size = None if batch.logprobs or len(batch.scores) else self._ids_only
+        self._copy(self._host_outputs[:size], self._device_outputs[:size])
 
     def upload_mask(self) -> None:
         """H2D stream."""
@@ -176,16 +227,28 @@ class IOSlot:
         mask: Bits = self._host_mask.numpy()
         return mask
 
-    def results(self, count: int) -> Int64s:
-        """CPU: a copy of the first `count` sampled ids."""
-        return self._results[:count].copy()
+    def results(self, batch: Batch) -> StepOutput:
+        """CPU: a copy of what the step brought."""
+        count, host = len(batch.samples), self._results
+        ids: Int64s = host["sampled"][:count].copy()
+
+        def told(names: tuple[str, ...], count: int) -> StepLogprobs:
+            return StepLogprobs(*(host[name][:count].copy() for name in names))
+
+        return StepOutput(
+            batch,
+            ids,
+            told(LOGPROBS, count) if batch.logprobs else None,
+            told(SCORES, len(batch.scores)) if len(batch.scores) else None,
+        )
 
     def poison(self) -> None:
         """Race tests: make any later read of this idle slot show."""
-        for buffer in (self._host_buffer, self._device_buffer, self._host_mask, self.mask):
+        inputs = (self._host_buffer, self._device_buffer, self._host_shapes, self._device_shapes)
+        for buffer in (*inputs, self._host_mask, self.mask):
             buffer.fill_(0x81)
-        self.sampled.fill_(-(2**40))
-        self._host_sampled.fill_(-(2**40))
+        for buffer in (self._host_outputs, self._device_outputs):
+            buffer.fill_(0xFE)
 
     def _fill_tokens(self, rows: Rows, row: Indices, position: Int32s) -> None:
         """row, position: [T] of each token."""
@@ -226,4 +289,26 @@ class IOSlot:
             ints[index, SEED] = np.uint64(sampling.seed).astype(np.int64)
             ints[index, CHOICE] = sampling.choice
             ints[index, HOLD_UNTIL] = rows.hold_until[row]
-            floats[index] = (0.0 if rows.greedy[row] else sampling.temperature, sampling.top_p)
+            ints[index, NUM_BIASES] = len(sampling.logit_bias)
+            floats[index] = (
+                0.0 if rows.greedy[row] else sampling.temperature,
+                sampling.top_p,
+                sampling.min_p,
+                sampling.presence_penalty,
+                sampling.frequency_penalty,
+                sampling.repetition_penalty,
+            )
+
+    def _fill_shaped_rows(self, batch: Batch, rows: Rows) -> None:
+        host = self._host
+        host["shaped_rows"][: len(batch.shaped_rows)] = batch.shaped_rows
+        of_prompt, of_output = 0, batch.past[0]
+        for index, row in enumerate(batch.shaped_rows.tolist()):
+            biases = rows.sequence(row).sampling.logit_bias
+            host["bias_ids"][index, : len(biases)] = [token for token, _ in biases]
+            host["biases"][index, : len(biases)] = [bias for _, bias in biases]
+            prompt, known = int(rows.prompt[row]), int(rows.known[row])
+            places = rows.tokens[row, :known] + np.int64(row * self._sizes.vocab_size)
+            host["past"][of_prompt : of_prompt + prompt] = places[:prompt]
+            host["past"][of_output : of_output + known - prompt] = places[prompt:]
+            of_prompt, of_output = of_prompt + prompt, of_output + known - prompt

@@ -6,11 +6,15 @@ settled, while the forward pass of its own step runs (`Pipeline.finish`).
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import Protocol
+
 import numpy as np
 
 from replica.batch import Batch
+from replica.messages import Sampling
 from replica.rows import Rows
-from replica.sequence import Bits, TokenIds
+from replica.sequence import Bits, Constraint, ConstraintFailure, Key, TokenIds
 
 ALL_ALLOWED = 0xFF
 
@@ -27,11 +31,69 @@ class AllowedTokens:
         bits[:] = self._bits
 
 
+class BadTokens:
+    """Sequences of tokens that must not come up: the last token of one is not allowed where the
+    others have just been sampled."""
+
+    def __init__(self, sequences: tuple[tuple[int, ...], ...]) -> None:
+        self._sequences = sequences
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        bits[:] = ALL_ALLOWED
+        longest = max(map(len, self._sequences)) - 1
+        recent = tuple(output_ids[len(output_ids) - min(longest, len(output_ids)) :].tolist())
+        for *before, last in self._sequences:
+            if not before or recent[-len(before) :] == tuple(before):
+                bits[last >> 3] &= ~(1 << (last & 7)) & 0xFF
+
+
+class Both:
+    """What two constraints allow; what the first one does where that is nothing."""
+
+    def __init__(self, first: Constraint, second: Constraint) -> None:
+        self._first, self._second = first, second
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        self._first.fill(output_ids, bits)
+        further = np.empty_like(bits)
+        self._second.fill(output_ids, further)
+        further &= bits
+        if further.any():
+            bits[:] = further
+
+
+class MakesConstraints(Protocol):
+    """Where the constraints of grammars come from (`replica.grammars`)."""
+
+    def constraint(self, grammar: str) -> Constraint: ...
+
+
+def constraint_of(
+    sampling: Sampling, vocab_size: int, grammars: MakesConstraints | None
+) -> Constraint | None:
+    """What limits the tokens of a sequence beyond its penalties.
+
+    Raises ValueError for a grammar where there is nothing to follow one with.
+    """
+    constraints: list[Constraint] = []
+    if sampling.grammar:
+        if grammars is None:
+            raise ValueError("grammars are not supported with the tokenizer of this model")
+        constraints.append(grammars.constraint(sampling.grammar))
+    if sampling.allowed_token_ids is not None:
+        constraints.append(AllowedTokens(sampling.allowed_token_ids, vocab_size))
+    if sampling.bad_token_ids:
+        constraints.append(BadTokens(sampling.bad_token_ids))
+    return reduce(Both, constraints) if constraints else None
+
+
 class MaskBuilder:
     """Builds the masks of a step from the rows' settled tokens."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self.failures: list[tuple[Key, str]] = []
+        """Sequences whose constraint has failed, and why; the engine ends them."""
 
     def fill(self, batch: Batch, bits: Bits) -> None:
         """uint8 [S, V/8]: one mask per sampling row; free rows may sample anything, and so may
@@ -42,7 +104,11 @@ class MaskBuilder:
             constraint = sequence.constraint
             if constraint is None or rows.ended[row]:
                 bits[index] = ALL_ALLOWED
-            else:
+                continue
+            try:
                 constraint.fill(
                     rows.tokens[row, sequence.num_prompt : rows.known[row]], bits[index]
                 )
+            except ConstraintFailure as failure:
+                bits[index] = ALL_ALLOWED
+                self.failures.append((sequence.key, str(failure)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from replica.batch import Batch
+from replica.batch import MAX_SCORES, Batch, Scores
 from replica.config import EngineConfig
 from replica.cuda import CudaDevice, CudaRecorder
 from replica.graph_pool import GraphPool
@@ -141,12 +141,14 @@ def _run_chunk(runner: DecoderRunner, sizes: Sizes, device: CudaDevice) -> None:
     The attention finds a row without queries: its time depends on them, its memory does not.
     """
     count = sizes.max_step_tokens
-    chunk = replace(Batch.padding(1), lengths=np.array([count], np.int32))
+    scores = Scores(np.zeros(MAX_SCORES, np.intp), np.zeros(MAX_SCORES, np.int32), ())
+    chunk = replace(Batch.padding(1), lengths=np.array([count], np.int32), scores=scores)
     _, inputs = packed(input_layout(sizes), device.memory)
+    logits = torch.empty(chunk.num_logits, sizes.vocab_size, device=device.memory)
     device.settle()
 
     def forward() -> None:
-        runner.forward(chunk, inputs["token_ids"][:count], inputs)
+        runner.forward(chunk, inputs["token_ids"][:count], inputs, logits)
 
     device.stream("compute").run(forward)
     device.settle()

@@ -13,6 +13,11 @@ import msgspec
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
+MAX_LOGPROBS = 20
+"""Most alternatives that are told of a token."""
+MAX_BIASES = 300
+"""Most tokens that one request may bias: they lie in a table of this width."""
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of one sequence are chosen and when it ends."""
@@ -27,6 +32,19 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Keep the k most likely tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens with at least this probability."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the most likely token's probability."""
+    repetition_penalty: float = 1.0
+    """Of each token in the prompt or the output: divides its logit if positive, else multiplies."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token in the output."""
+    frequency_penalty: float = 0.0
+    """Taken off a logit once for each time that the token is in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(id, what is added to its logit), each id once; after the penalties."""
+    logprobs: int | None = None
+    """If given, each sampled token comes with its log probability, and with as many
+    alternatives; by the model's own logits, before anything here has changed them."""
     seed: int = 0
     """64-bit unsigned. With `choice` and the position it fixes every draw."""
     choice: int = 0
@@ -35,8 +53,24 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ends the sequence beside the model's own end-of-sequence ids."""
     ignore_eos: bool = False
     """The model's own end-of-sequence ids do not end the sequence."""
+    prompt_logprobs: int | None = None
+    """The same for each token of the prompt but the first. The prompt is then computed in full."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens may be sampled."""
+    grammar: str = ""
+    """If given, the output is a sentence of it, in llguidance's form."""
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Sequences of tokens that the output never contains."""
+
+    @property
+    def shaped(self) -> bool:
+        """Logits are changed by what the sequence holds already, or by given amounts."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or bool(self.logit_bias)
+        )
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
@@ -78,8 +112,18 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 Command: TypeAlias = Submit | Abort | Backlog | Stop
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What one step added to one sequence."""
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the model thought of one token, and of the most likely ones in its place."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    """Most likely first."""
+    top_logprobs: tuple[float, ...]
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one step added to one sequence. Without cycles, so nothing for the collector: a step
+    makes hundreds."""
 
     request_id: str
     attempt: int
@@ -92,6 +136,10 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens found in the prefix cache when the sequence first ran."""
     error: str = ""
     """Why, when `finish_reason` is "error"."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per id of `token_ids` where they were asked for, else none."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """With the first token, where they were asked for: one per prompt token but the first."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,7 +7,7 @@ token see another: rotary angles come from each token's own position.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from replica.attention import Attend
+from replica.layer_ops import LayerOps, layer_ops
 from replica.linear import Linear, can_pack
+from replica.rotary import QKNorm, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,24 +71,24 @@ class DecoderLayer(nn.Module):
         self.gate_up = linear(hidden, 2 * spec.intermediate_size)
         self.down = linear(spec.intermediate_size, hidden)
 
-    def forward(self, residual: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        """residual: [T, hidden_size], changed in place. cos, sin: [T, 1, head_dim]."""
-        residual += self.output(attend(self.index, *self._qkv(residual, cos, sin)))
-        gate, up = self.gate_up(self.mlp_norm(residual)).chunk(2, -1)
-        residual += self.down(F.silu(gate).mul_(up))
-        return residual
+    def forward(
+        self,
+        ops: LayerOps,
+        residual: Tensor,
+        update: Tensor | None,
+        rotation: Rotation,
+        attend: Attend,
+    ) -> Tensor:
+        """residual: [T, hidden_size], changed in place. update: what the layer before still has
+        to add to it. Returns what this layer still has to add: adding goes with the next norm."""
+        x = ops.add_norm(residual, update, self.attention_norm)
+        heads = attend(self.index, ops.linear(x, self.qkv), rotation, self.qk_norm)
+        x = ops.add_norm(residual, ops.linear(heads, self.output), self.mlp_norm)
+        return ops.linear(ops.gated(x, self.gate_up), self.down)
 
-    def _qkv(self, residual: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        spec = self.spec
-        heads = self.qkv(self.attention_norm(residual)).unflatten(-1, (-1, spec.head_dim))
-        qk = heads[:, : -spec.num_kv_heads]
-        x = qk
-        if self.qk_scale is not None:
-            x = F.rms_norm(qk, (spec.head_dim,), None, spec.norm_eps).mul_(self.qk_scale)
-        # Halves (a, b) turn into (a cos - b sin, b cos + a sin); `sin` carries the sign.
-        torch.addcmul(x * cos, x.roll(spec.head_dim // 2, -1), sin, out=qk)
-        q, kv = torch.split(heads, [spec.num_heads, 2 * spec.num_kv_heads], 1)
-        return q, kv.view(len(kv), 2, spec.num_kv_heads, spec.head_dim)
+    @property
+    def qk_norm(self) -> QKNorm | None:
+        return None if self.qk_scale is None else QKNorm(self.qk_scale, self.spec.norm_eps)
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         spec = self.spec
@@ -134,29 +136,35 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding
         frequencies = torch.tensor(spec.rotary_frequencies, dtype=torch.float32, device=device)
         self.register_buffer("frequencies", frequencies, persistent=False)
+        self.ops = layer_ops(device)
         self.requires_grad_(False)
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, attend: Attend, sample_index: Tensor
-    ) -> Tensor:
-        """One step. Returns float32 [S, vocab_size] logits, the caller's to overwrite.
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        sample_index: Tensor,
+        logits: Tensor,
+    ) -> None:
+        """One step.
 
         token_ids, positions: int64 [T], the tokens of all rows in the order of `attend`'s
-        metadata. sample_index: int64 [S], the tokens whose logits are wanted.
+        metadata. sample_index: int64 [S], the tokens whose logits are wanted. logits: float32
+        [S, vocab_size], where they go.
         """
-        residual = F.embedding(token_ids, self.embedding)
-        cos, sin = self._rotation(positions)
-        for layer in self.layers:
-            residual = layer(residual, cos, sin, attend)
-        logits: Tensor = self.head(self.norm(residual.index_select(0, sample_index)))
-        return logits.to(torch.float32)
+        ops = self.ops
+        residual, update = F.embedding(token_ids, self.embedding), None
+        rotation = ops.rotation(positions, self.frequencies, residual.dtype)
+        for layer in self.decoder_layers():
+            update = layer(ops, residual, update, rotation, attend)
+        x = ops.add_norm(residual, update, self.norm)
+        ops.logits(x.index_select(0, sample_index), self.head, logits)
 
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors [T, 1, head_dim] of the rotary embedding (arXiv:2104.09864)."""
-        angles = torch.outer(positions.to(torch.float32), self.frequencies).unsqueeze(1)
-        cos, sin = angles.cos(), angles.sin()
-        dtype = self.embedding.dtype
-        return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+    def decoder_layers(self) -> Iterator[DecoderLayer]:
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            yield layer
 
     def checkpoint_views(self) -> Mapping[str, Tensor]:
         """Tensor names of transformers' checkpoints, and the part of a weight that each fills."""
@@ -166,8 +174,7 @@ class Decoder(nn.Module):
         }
         if not self.spec.tied_embeddings:
             views["lm_head.weight"] = self.head.weight
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
+        for index, layer in enumerate(self.decoder_layers()):
             for name, view in layer.checkpoint_views().items():
                 views[f"model.layers.{index}.{name}"] = view
         return views

@@ -24,13 +24,14 @@ from itertools import product
 
 import torch
 
-from replica.batch import Batch, StepOutput
+from replica.batch import MAX_SCORES, Batch, StepOutput
 from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
-from replica.io_slot import IOSlot, Sizes
+from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
+from replica.logprobs import tell
 from replica.masks import MaskBuilder
 from replica.rows import Rows
 from replica.runner import ModelRunner
-from replica.sampler import Sampler
+from replica.sampler import make_sampler
 from replica.stream import Device, Event, Work
 
 RING = 4
@@ -89,9 +90,11 @@ class Pipeline:
         self._rows = rows
         self._device = device
         self._graphs: Graphs = graphs or NoGraphs()
-        self._sampler = Sampler(sizes.max_rows, sizes.vocab_size, device.memory)
-        self._logits = torch.zeros(sizes.max_rows, sizes.vocab_size, device=device.memory)
-        """float32 [R, V], from forward to sampling. Static, so that either may be a replay."""
+        self._sampler = make_sampler(sizes.max_rows, sizes.vocab_size, device.memory)
+        logits = sizes.max_rows + MAX_SCORES
+        self._logits = torch.zeros(logits, sizes.vocab_size, device=device.memory)
+        """float32 [R + MAX_SCORES, V], from forward to sampling. Static, so that either may be a
+        replay."""
         self._h2d, self._compute, self._d2h = (
             device.stream(name) for name in ("h2d", "compute", "d2h")
         )
@@ -138,6 +141,8 @@ class Pipeline:
         slot = lane.slot
         with self._device.span(f"launch {batch.step}"):
             slot.fill(batch, self._rows, self._graphs.padded(len(batch.samples)))
+            if len(batch.shaped_rows):
+                self._h2d.run(slot.upload_shapes)
             self._h2d.run(slot.upload)
             # Producer: upload. Consumer: forward. Else it would read the inputs of step N-2.
             lane.h2d_done.record()
@@ -176,7 +181,7 @@ class Pipeline:
             began = time.thread_time()
             lane.d2h_done.synchronize()
             self.waiting_s += time.thread_time() - began
-        output = StepOutput(batch, lane.slot.results(len(batch.samples)))
+        output = lane.slot.results(batch)
         if self.in_flight is batch:
             self.in_flight = None
         if self._on_idle is not None:
@@ -208,8 +213,11 @@ class Pipeline:
 
     def _forward(self, batch: Batch, slot: IOSlot) -> None:
         input_ids = self._sampler.input_ids(batch, slot.device)
-        logits = self._runner.forward(batch, input_ids, slot.device)
-        self._logits[: len(logits)].copy_(logits)
+        logits = self._logits[: batch.num_logits]
+        self._runner.forward(batch, input_ids, slot.device, logits)
+        if scores := len(batch.scores):
+            targets = slot.device["score_targets"][:scores]
+            tell(logits[len(batch.samples) :], targets, *(slot.outputs[name] for name in SCORES))
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
         slot, count = lane.slot, len(batch.samples)
@@ -217,33 +225,40 @@ class Pipeline:
             key = self._sampling_key(batch, lane)
             work = partial(self._choose, batch, slot)
             self._compute.run(lambda: self._graphs.run(key, count, work))
+        if batch.logprobs:
+            told = GraphKey("logprobs", lane.index, self._graphs.padded(count))
+            work_of_logprobs = partial(self._tell, count, slot)
+            self._compute.run(lambda: self._graphs.run(told, count, work_of_logprobs))
         timing.end.record()
         # Producer: sampling. Consumer: download. Else it would fetch the ids of step N-2.
         lane.compute_done.record()
         lane.compute_done.block(self._d2h)
-        self._d2h.run(slot.download)
+        self._d2h.run(partial(slot.download, batch))
         lane.d2h_done.record()
 
     def _choose(self, batch: Batch, slot: IOSlot) -> None:
         count = len(batch.samples)
         mask = slot.mask[:count] if batch.constrained else None
         logits = self._logits[:count]
-        slot.sampled[:count] = self._sampler.sample(batch, slot.device, logits, mask)
+        ids = self._sampler.sample(batch, slot.device, logits, mask)
+        slot.outputs["sampled"][:count] = ids
+
+    def _tell(self, count: int, slot: IOSlot) -> None:
+        """Log probabilities of what was sampled; sampling has left the logits alone."""
+        sampled = slot.outputs["sampled"][:count]
+        tell(self._logits[:count], sampled, *(slot.outputs[name] for name in LOGPROBS))
 
     def _captures(self) -> Iterator[tuple[GraphKey, Work]]:
         """What is recorded. Large sizes come first: others then fit into their memory."""
         for lane, size in product(self._lanes, sorted(self._graphs.sizes, reverse=True)):
-            for batch in (
-                Batch.padding(size),
-                Batch.padding(size, greedy=False),
-                Batch.padding(size, greedy=False, filtered=True),
-            ):
-                forward, sampling = self._forward_key(batch, lane), self._sampling_key(batch, lane)
-                assert forward is not None
+            forward = GraphKey("forward", lane.index, size)
+            yield forward, partial(self._forward, Batch.padding(size), lane.slot)
+            for batch in (Batch.padding(size), Batch.padding(size, shaped=True)):
+                sampling = self._sampling_key(batch, lane)
                 assert sampling is not None
-                if batch.greedy:
-                    yield forward, partial(self._forward, batch, lane.slot)
                 yield sampling, partial(self._choose, batch, lane.slot)
+            told = GraphKey("logprobs", lane.index, size)
+            yield told, partial(self._tell, size, lane.slot)
 
     def _forward_key(self, batch: Batch, lane: _Lane) -> GraphKey | None:
         """None for steps with prompt chunks, whose shapes are too many to record."""
@@ -252,10 +267,8 @@ class Pipeline:
         return GraphKey("forward", lane.index, self._graphs.padded(len(batch.samples)))
 
     def _sampling_key(self, batch: Batch, lane: _Lane) -> GraphKey | None:
-        """None where a row is held back or constrained: rare, and not worth twice the graphs."""
-        if batch.held or batch.constrained:
+        """None where a row is constrained: rare, and not worth twice the graphs."""
+        if batch.constrained:
             return None
-        kind: SamplingKind = (
-            "greedy" if batch.greedy else "filtered" if batch.filtered else "random"
-        )
+        kind: SamplingKind = "shaped" if batch.shaped or batch.held else "plain"
         return GraphKey("sampling", lane.index, self._graphs.padded(len(batch.samples)), kind)

@@ -23,9 +23,10 @@ import zmq
 
 from replica.config import EngineConfig
 from replica.engine import Channel, Engine
+from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
 from replica.graph_sizes import default_sizes
-from replica.loading import load_decoder, load_spec
+from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
 from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
@@ -96,13 +97,26 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     if config.device == "cpu":
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
+    from replica.kernels.tuning import keep_compiled, tune
     from replica.memory import with_kv_pool
 
     assert isinstance(device, CudaDevice)
+    keep_compiled(config.cache_dir)
+    tune(decoder, config.max_rows, device, config.cache_dir)
     wanted = config.graph_sizes or default_sizes(config.max_rows)
     sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()
     config = with_kv_pool(config, decoder, device, sizes)
     return config, GraphPool(CudaRecorder(device), sizes, device.free_bytes)
+
+
+def load_grammars(config: EngineConfig, spec: ModelSpec) -> Grammars | None:
+    """None where the model has no tokenizer, or one that grammars cannot be followed with."""
+    try:
+        tokenizer = load_tokenizer(config.model, config.revision).backend_tokenizer
+        return Grammars(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
+    except (UnsupportedModel, ValueError) as error:
+        print(f"No structured output: {error}", file=sys.stderr)
+        return None
 
 
 def available_cores() -> int:
@@ -121,8 +135,35 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
         context_length(config, spec)  # what cannot work fails before the weights are loaded
     device = open_device(config)
     dtype = getattr(torch, config.dtype)
-    decoder = load_decoder(config.model, config.revision, dtype, device.memory)
+    with ThreadPoolExecutor(1, "tokenizer") as aside:
+        grammars = aside.submit(load_grammars, config, spec)
+        decoder = load_decoder(config.model, config.revision, dtype, device.memory)
+    engine = assemble(config, decoder, device, channel, grammars.result())
+    config = engine.config
+    ready = Ready(
+        model_type=spec.model_type,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        max_model_len=engine.max_model_len,
+        max_rows=config.max_rows,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        load_s=time.perf_counter() - started,
+    )
+    return engine, ready
+
+
+def assemble(
+    config: EngineConfig,
+    decoder: Decoder,
+    device: Device,
+    channel: Channel,
+    grammars: Grammars | None = None,
+) -> Engine:
+    """An engine around a decoder, warmed up, with all of its graphs. The KV pool takes what
+    memory there is, if the configuration does not say how large it is."""
     config, graphs = prepare(config, decoder, device)
+    spec = decoder.spec
     max_model_len = context_length(config, spec)
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
 
@@ -133,6 +174,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
             channel,
             max_model_len=max_model_len,
             device=device,
+            grammars=grammars,
             **options,  # type: ignore[arg-type]
         )
 
@@ -146,17 +188,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     # What lives now lives on: a collection would walk through all of it in the middle of a step.
     gc.collect()
     gc.freeze()
-    ready = Ready(
-        model_type=spec.model_type,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        max_model_len=max_model_len,
-        max_rows=config.max_rows,
-        block_size=config.block_size,
-        num_blocks=config.num_blocks,
-        load_s=time.perf_counter() - started,
-    )
-    return engine, ready
+    return engine
 
 
 def die_with_parent() -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from replica.batch import Int32s
+from replica.batch import Indices, Int32s
 from replica.sequence import MAX_STOP_IDS, Sequence
 
 NO_TOKEN = -1
 NEVER = -1
+NONE_ASKED = -1
 
 
 class Rows:
@@ -21,6 +22,7 @@ class Rows:
 
     def __init__(self, max_rows: int, max_model_len: int, block_size: int, guard: int) -> None:
         self.max_rows = max_rows
+        self.max_model_len = max_model_len
         self.block_size = block_size
         self.guard = guard
         """Block that no sequence owns; unused entries of block tables point at it."""
@@ -43,10 +45,19 @@ class Rows:
         """No stop token is sampled for a position below this one (`min_tokens`)."""
         self.greedy = np.zeros(max_rows, bool)
         self.filtered = np.zeros(max_rows, bool)
-        """It samples from its most likely tokens only (top-k, top-p)."""
+        """It samples from its most likely tokens only (top-k, top-p, min-p)."""
+        self.shaped = np.zeros(max_rows, bool)
+        """Its logits are changed by penalties or biases."""
+        self.logprobs = np.full(max_rows, NONE_ASKED, np.int32)
+        """Alternatives to be told of each of its tokens."""
+        self.scored = np.zeros(max_rows, np.int32)
+        """Prompt positions whose log probabilities are computed or being computed."""
+        self.score_end = np.zeros(max_rows, np.int32)
+        """How many are asked for."""
         self.constrained = np.zeros(max_rows, bool)
         """Its tokens are limited by a mask."""
         self.stop_ids = np.full((max_rows, MAX_STOP_IDS), NO_TOKEN, np.int32)
+        self.num_stops = np.zeros(max_rows, np.intp)
         self.last_step = np.full(max_rows, NEVER, np.int64)
         """The newest step that names the row."""
         self.live = np.zeros(max_rows, bool)
@@ -70,6 +81,11 @@ class Rows:
         pending: Int32s = self.known + self.in_flight - self.scheduled
         return pending
 
+    def output_lens(self, rows: Indices) -> Int32s:
+        """Known tokens behind each row's prompt."""
+        lengths: Int32s = self.known[rows] - self.prompt[rows]
+        return lengths
+
     def sequence(self, row: int) -> Sequence:
         """The sequence that owns the row."""
         sequence = self.sequences[row]
@@ -87,10 +103,15 @@ class Rows:
         self.limit[row] = sequence.limit
         self.prompt[row] = sequence.num_prompt
         self.stop_ids[row, : len(sequence.stop_ids)] = sequence.stop_ids
+        self.num_stops[row] = len(sequence.stop_ids)
         sampling = sequence.sampling
         self.hold_until[row] = sequence.num_prompt + sampling.min_tokens
         self.greedy[row] = sampling.temperature == 0 or sampling.top_k == 1
-        self.filtered[row] = sampling.top_k > 0 or sampling.top_p < 1
+        self.filtered[row] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        self.shaped[row] = sampling.shaped
+        self.logprobs[row] = NONE_ASKED if sampling.logprobs is None else sampling.logprobs
+        self.scored[row] = len(sequence.prompt_logprobs)
+        self.score_end[row] = sequence.score_end
         self.constrained[row] = sequence.constraint is not None
         self.live[row] = True
         sequence.row = row

@@ -18,11 +18,13 @@ from replica.model import Decoder
 class ModelRunner(Protocol):
     vocab_size: int
 
-    def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """float32 [S, V] logits of the sampling rows, the caller's to overwrite.
+    def forward(
+        self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor], logits: Tensor
+    ) -> None:
+        """Write float32 [S + P, V]: logits of the sampling rows, then of the tokens to be scored.
 
         input_ids: int64 [T]. inputs: the device views of `replica.io_slot.input_layout`, of
-        which the first T, S or B entries are valid. Runs on the compute stream.
+        which the first T, S + P, S or B entries are valid. Runs on the compute stream.
         """
 
 
@@ -38,7 +40,9 @@ class DecoderRunner:
             spec, num_blocks, block_size, weight.dtype, weight.device
         )
 
-    def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    def forward(
+        self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor], logits: Tensor
+    ) -> None:
         count = batch.num_tokens
         contexts = batch.starts + batch.lengths
         attend = self._attention.bind(
@@ -51,6 +55,5 @@ class DecoderRunner:
                 slot_mapping=inputs["slot_mapping"][:count],
             )
         )
-        samples = inputs["sample_index"][: len(batch.samples)]
-        logits: Tensor = self._decoder(input_ids, inputs["positions"][:count], attend, samples)
-        return logits
+        wanted = inputs["sample_index"][: batch.num_logits]
+        self._decoder(input_ids, inputs["positions"][:count], attend, wanted, logits)

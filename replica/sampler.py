@@ -12,30 +12,45 @@ import torch
 from torch import Tensor
 
 from replica.batch import Batch
-from replica.io_slot import CHOICE, FIRST_STOP_ID, HOLD_UNTIL, SEED, TEMPERATURE, TOP_K, TOP_P
+from replica.io_slot import (
+    CHOICE,
+    FIRST_STOP_ID,
+    HOLD_UNTIL,
+    MIN_P,
+    NEUTRAL,
+    NUM_BIASES,
+    PRESENCE,
+    SEED,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+)
 from replica.rng import uniform
 from replica.sequence import MAX_STOP_IDS
+from replica.shaping import Shaping, hold_back
 
 
 class Sampler:
-    """Greedy, temperature, top-k, top-p; seeded; stop tokens held back; masks.
+    """Penalties and biases; stop tokens held back; masks; greedy, temperature, top-k, top-p, min-p;
+    seeded. In torch's words, for CPUs; and what GPUs are tested against.
 
     Its state has one row more than there are: the guard row, for padding.
     """
 
     def __init__(self, max_rows: int, vocab_size: int, device: torch.device | None = None) -> None:
         rows, ints = max_rows + 1, FIRST_STOP_ID + MAX_STOP_IDS
-        self._vocab_size = vocab_size
-        self._last_token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._ints = torch.zeros((rows, ints), dtype=torch.int64, device=device)
-        self._floats = torch.zeros((rows, 2), dtype=torch.float32, device=device)
+        self.vocab_size = vocab_size
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.ints = torch.zeros((rows, ints), dtype=torch.int64, device=device)
+        self.floats = torch.tensor(NEUTRAL, device=device).repeat(rows, 1)
+        self.shaping = Shaping(rows, vocab_size, device)
         self._bit = torch.arange(8, dtype=torch.uint8, device=device)
 
     def input_ids(self, batch: Batch, inputs: Mapping[str, Tensor]) -> Tensor:
         """int64 [T]: ids known to the CPU, and last tokens that only the device knows yet."""
         token_ids = inputs["token_ids"][: batch.num_tokens]
         carried_from = inputs["carried_from"][: batch.num_tokens]
-        carried = self._last_token[carried_from.clamp(min=0)]
+        carried = self.last_token[carried_from.clamp(min=0)]
         return torch.where(carried_from >= 0, carried, token_ids)
 
     def admit_rows(self, batch: Batch, inputs: Mapping[str, Tensor]) -> None:
@@ -44,46 +59,53 @@ class Sampler:
         if not count:
             return
         rows = inputs["new_rows"][:count]
-        self._ints[rows] = inputs["row_ints"][:count]
-        self._floats[rows] = inputs["row_floats"][:count]
+        self.ints[rows] = inputs["row_ints"][:count]
+        self.floats[rows] = inputs["row_floats"][:count]
+        self.shaping.admit(batch, inputs)
 
     def sample(
         self, batch: Batch, inputs: Mapping[str, Tensor], logits: Tensor, mask: Tensor | None
     ) -> Tensor:
         """Choose one token per sampling row.
 
-        logits: float32 [S, V], overwritten. mask: uint8 [S, V/8] or None. Returns int64 [S],
-        and keeps them as the rows' last tokens.
+        logits: float32 [S, V]. mask: uint8 [S, V/8] or None. Returns int64 [S], and keeps them as
+        the rows' last tokens.
         """
         count = len(batch.samples)
         rows = inputs["sample_rows"][:count]
         positions = inputs["sample_positions"][:count]
-        ints, floats = self._ints[rows], self._floats[rows]
+        ints, floats = self.ints[rows], self.floats[rows]
+        if batch.shaped:
+            penalties = floats[:, PRESENCE:]
+            logits = self.shaping.apply(logits, rows, penalties, ints[:, NUM_BIASES])
         if batch.held:
-            self._hold_back_stops(logits, ints, positions)
+            held = (positions < ints[:, HOLD_UNTIL])[:, None]
+            logits = hold_back(logits, ints[:, FIRST_STOP_ID:], held)
         if mask is not None:
-            logits.masked_fill_(~self._allowed(mask), -torch.inf)
+            logits = logits.masked_fill(~self._allowed(mask), -torch.inf)
         token_ids = logits.argmax(dim=-1)
         if not batch.greedy:
             drawn = _draw(batch, logits, ints, floats, positions)
             token_ids = torch.where(floats[:, TEMPERATURE] == 0, token_ids, drawn)
-        self._last_token[rows] = token_ids
+        self.last_token[rows] = token_ids
+        if batch.shaped:
+            self.shaping.count(rows, token_ids)
         return token_ids
-
-    def _hold_back_stops(self, logits: Tensor, ints: Tensor, positions: Tensor) -> None:
-        """-inf for the stop ids of rows that may not end yet."""
-        stop_ids = ints[:, FIRST_STOP_ID:]
-        held = (positions < ints[:, HOLD_UNTIL])[:, None] & (stop_ids >= 0)
-        # Ids that are not held are redirected to a column beyond the vocabulary's end.
-        index = torch.where(held, stop_ids, self._vocab_size)
-        banned = logits.new_zeros((len(logits), self._vocab_size + 1), dtype=torch.bool)
-        banned.scatter_(1, index, True)
-        logits.masked_fill_(banned[:, : self._vocab_size], -torch.inf)
 
     def _allowed(self, mask: Tensor) -> Tensor:
         """bool [S, V] from packed bits."""
         bits = mask.unsqueeze(-1).bitwise_right_shift(self._bit).bitwise_and(1)
-        return bits.flatten(1)[:, : self._vocab_size].bool()
+        return bits.flatten(1)[:, : self.vocab_size].bool()
+
+
+def make_sampler(max_rows: int, vocab_size: int, device: torch.device) -> Sampler:
+    """The one for that device."""
+    if device.type == "cpu":
+        return Sampler(max_rows, vocab_size, device)
+    # Triton is installed where there is a GPU only.
+    from replica.kernels.sampler import GpuSampler
+
+    return GpuSampler(max_rows, vocab_size, device)
 
 
 def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions: Tensor) -> Tensor:
@@ -99,13 +121,10 @@ def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions:
     probabilities = scaled.softmax(dim=-1)
     numbers = uniform(ints[:, SEED], ints[:, CHOICE], positions)
     top_k, top_p = ints[:, TOP_K], floats[:, TOP_P]
-    if probabilities.is_cuda:
-        # Triton is installed where there is a GPU only.
-        from replica.triton_draw import draw
-
-        return draw(probabilities, top_k, top_p, numbers, filtered=batch.filtered)
+    # min-p (arXiv:2407.01082).
+    least = floats[:, MIN_P] * probabilities.amax(-1)
     if batch.filtered:
-        probabilities = keep_most_likely(probabilities, top_k, top_p)
+        probabilities = keep_most_likely(probabilities, top_k, top_p, least)
     return _invert(probabilities, numbers)
 
 
@@ -119,13 +138,13 @@ def _invert(probabilities: Tensor, numbers: Tensor) -> Tensor:
     return torch.minimum(drawn, last)[:, 0]
 
 
-def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor, least: Tensor) -> Tensor:
     """Zero all but the top_k most likely of each row, then all but the smallest set of the
-    rest with at least top_p of its mass. Ties at the border stay.
+    rest with at least top_p of its mass, then what lies below `least`. Ties at a border stay.
 
-    probabilities: float32 [S, V]. top_k: int64 [S], 0 keeps all. top_p: float32 [S]. No sort:
-    both borders are probabilities, found by bisection over their bit patterns, which order
-    like the non-negative floats that they stand for.
+    probabilities: float32 [S, V]. top_k: int64 [S], 0 keeps all. top_p, least: float32 [S]. No
+    sort: borders are probabilities, found by bisection over their bit patterns, which order like
+    the non-negative floats that they stand for.
     """
     vocab_size = probabilities.shape[1]
     k = torch.where((top_k <= 0) | (top_k > vocab_size), vocab_size, top_k)
@@ -140,6 +159,7 @@ def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Ten
 
     border = _largest_border(kept.view(torch.int32), enough)
     border = torch.where(top_p >= 1, 0, border)
+    border = torch.maximum(border, least.view(torch.int32))
     return torch.where(kept.view(torch.int32) >= border[:, None], kept, 0.0)
 
 

@@ -11,14 +11,17 @@ import bisect
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import repeat
 
 import numpy as np
 
-from replica.batch import Batch, Bools, Indices, Int32s, StepOutput
+from replica.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, Sampled, StepOutput
 from replica.block_manager import BlockManager
 from replica.budget import Budget, CostModel
+from replica.describe import describe
 from replica.messages import FinishReason, Output
 from replica.rows import NEVER, Rows
+from replica.scores import deliver_scores, logprobs_of_prompts, logprobs_of_tokens
 from replica.sequence import Key, Sequence
 
 MAX_OVERTAKEN = 32
@@ -93,6 +96,12 @@ class Scheduler:
         else:
             self._end(sequence, "abort", int(self.rows.known[sequence.row]))
 
+    def fail(self, key: Key, error: str) -> None:
+        """End a running sequence, whose newest tokens are worth nothing."""
+        sequence = self._alive.get(key)
+        if sequence is not None and sequence.row is not None:
+            self._end(sequence, "error", int(self.rows.known[sequence.row]), error)
+
     def abort_all(self) -> None:
         for key in list(self._alive):
             self.abort(key)
@@ -118,6 +127,8 @@ class Scheduler:
         if output is not None:
             self._collected = output.batch.step
             self._index_full_blocks(output.batch)
+            if output.scores is not None:
+                deliver_scores(output.batch, output.scores)
             self._append(output)
         self._retire_rows()
 
@@ -196,7 +207,9 @@ class Scheduler:
         free = blocks.num_free - int(self.rows.live.sum())
         if free < sequence.blocks_wanted:
             return None
-        cached, chain = blocks.match(sequence.cache_salt, sequence.token_ids)
+        if sequence.sampling.shaped and len(sequence.token_ids) > self._room_for_pasts():
+            return None
+        cached, chain = self._cached(sequence)
         wanted = blocks.blocks_for(len(sequence.token_ids)) - len(cached)
         sequence.blocks_wanted = wanted + blocks.num_evictable(cached)
         if free < sequence.blocks_wanted:
@@ -213,6 +226,18 @@ class Scheduler:
         self._new_rows.add(row)
         return row
 
+    def _cached(self, sequence: Sequence) -> tuple[list[int], list[bytes]]:
+        """Blocks of its prefix, and their digests. A prompt that is scored is computed in full."""
+        if len(sequence.prompt_logprobs) < sequence.score_end:
+            return [], []
+        return self.blocks.match(sequence.cache_salt, sequence.token_ids)
+
+    def _room_for_pasts(self) -> int:
+        """Tokens: the next step carries the past of new shaped rows, as much as one context."""
+        rows = self.rows
+        travelling = [row for row in self._new_rows if rows.shaped[row]]
+        return rows.max_model_len - int(rows.known[travelling].sum())
+
     def _prompt_chunks(self, admitted: list[int], tokens: int) -> dict[int, int]:
         """Tokens per prompt row. The first prompt leaves a reserve to the shortest others, so
         that a long one delays nobody's first token by more than a few steps."""
@@ -224,10 +249,17 @@ class Scheduler:
         )
         sizes = dict.fromkeys(ordered, 0)
 
+        scores = MAX_SCORES
+
         def give(budget: Budget, candidates: Iterable[int]) -> None:
+            nonlocal scores
             for row in candidates:
                 start = int(rows.scheduled[row]) + sizes[row]
-                sizes[row] += budget.take(start, int(pending[row]) - sizes[row])
+                scored = start < rows.score_end[row]
+                wanted = int(pending[row]) - sizes[row]
+                size = budget.take(start, min(wanted, scores) if scored else wanted)
+                sizes[row] += size
+                scores -= size if scored else 0
 
         budget = Budget(tokens, self._step_budget_ms, self.cost)
         if len(ordered) > 1:
@@ -248,38 +280,12 @@ class Scheduler:
         table.last_step[rows] = self._next_step
         table.in_flight[sampling] += 1
         self._count_prompt_tokens(rows, starts, ends)
-        held = bool((ends[samples] < table.hold_until[sampling]).any())
-        self._newest = self._describe(rows, starts, lengths, samples, held=held)
+        self._newest = describe(
+            table, self._newest, self._next_step, rows, starts, lengths, samples, self._new_rows
+        )
         self._new_rows.clear()
         self._next_step += 1
         return self._newest
-
-    def _describe(
-        self, rows: Indices, starts: Int32s, lengths: Int32s, samples: Indices, *, held: bool
-    ) -> Batch:
-        table, newest = self.rows, self._newest
-        # While nobody comes or goes, all that depends on who is in the batch stays as it was.
-        if (
-            newest is not None
-            and not self._new_rows
-            and np.array_equal(rows, newest.rows)
-            and np.array_equal(samples, newest.samples)
-        ):
-            return newest.followed_by(self._next_step, starts, lengths, held=held)
-        sampling = rows[samples]
-        return Batch(
-            step=self._next_step,
-            rows=rows,
-            starts=starts,
-            lengths=lengths,
-            sequences=tuple(table.sequence(row) for row in rows.tolist()),
-            samples=samples,
-            new_rows=np.array([r for r in self._new_rows if table.sequences[r]], np.intp),
-            greedy=bool(table.greedy[sampling].all()),
-            filtered=bool(table.filtered[sampling].any()),
-            held=held,
-            constrained=bool(table.constrained[sampling].any()),
-        )
 
     def _count_prompt_tokens(self, rows: Indices, starts: Int32s, ends: Int32s) -> None:
         prompt_ends = self.rows.prompt[rows]
@@ -301,31 +307,35 @@ class Scheduler:
                 )
 
     def _append(self, output: StepOutput) -> None:
-        rows, ids = self.rows, output.ids
-        sampled = output.batch.rows[output.batch.samples]
+        rows, ids, batch = self.rows, output.ids, output.batch
+        sampled, owners = batch.rows[batch.samples], batch.sampled
+        places: Iterable[int] = range(len(sampled))
         rows.in_flight[sampled] -= 1
         if rows.ended.any():
-            kept = ~rows.ended[sampled]
+            kept = np.flatnonzero(~rows.ended[sampled])
+            self.counts["surplus_rows"] += len(sampled) - len(kept)
             sampled, ids = sampled[kept], ids[kept]
-            self.counts["surplus_rows"] += len(kept) - len(sampled)
+            owners = Sampled.of(owners.sequences[index] for index in kept.tolist())
+            places = kept.tolist()
         self.counts["output_tokens"] += len(sampled)
         known = rows.known[sampled]
         rows.tokens[sampled, known] = ids
         rows.known[sampled] = known + 1
-        stopped = (rows.stop_ids[sampled] == ids[:, None]).any(axis=1)
+        width = rows.num_stops[sampled].max(initial=0)  # few have as many as there is room for
+        stopped = (rows.stop_ids[sampled, :width] == ids[:, None]).any(axis=1)
         over = stopped | (known + 1 >= rows.limit[sampled])
-        sequences = [rows.sequence(row) for row in sampled.tolist()]
-        reasons = self._finish_all(sequences, stopped, over)
-        offsets = (known - rows.prompt[sampled]).tolist()
-        self.outputs += [
-            Output(s.request_id, s.attempt, offset, (token,), reason, s.num_cached)
-            for s, token, offset, reason in zip(
-                sequences, ids.tolist(), offsets, reasons, strict=True
-            )
-        ]
+        reasons = self._finish_all(owners.sequences, stopped, over)
+        offsets = (known - owners.num_prompt).tolist()
+        token_ids = zip(ids.tolist(), strict=True)
+        self.outputs += map(
+            Output, owners.request_ids, owners.attempts, offsets, token_ids, reasons,
+            owners.num_cached, repeat(""),
+            logprobs_of_tokens(output.logprobs, places, rows.logprobs[sampled]),
+            logprobs_of_prompts(owners.sequences, offsets, rows.score_end[sampled]),
+        )  # fmt: skip
 
     def _finish_all(
-        self, sequences: list[Sequence], stopped: Bools, over: Bools
+        self, sequences: tuple[Sequence, ...], stopped: Bools, over: Bools
     ) -> list[FinishReason | None]:
         """End those that are over. Why, for each sequence."""
         reasons: list[FinishReason | None] = [None] * len(sequences)
@@ -335,11 +345,11 @@ class Scheduler:
             self._finish(sequences[index], reason)
         return reasons
 
-    def _end(self, sequence: Sequence, reason: FinishReason, known: int) -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, known: int, error: str = "") -> None:
         """The single end of a sequence that brings no token."""
-        offset = known - sequence.num_prompt
+        offset, cached = known - sequence.num_prompt, sequence.num_cached
         self.outputs.append(
-            Output(sequence.request_id, sequence.attempt, offset, (), reason, sequence.num_cached)
+            Output(sequence.request_id, sequence.attempt, offset, (), reason, cached, error)
         )
         self._finish(sequence, reason)
 

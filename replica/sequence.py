@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from replica.messages import FinishReason, Sampling, Submit
+from replica.messages import MAX_BIASES, MAX_LOGPROBS, FinishReason, Sampling, Submit, TokenLogprobs
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 Bits: TypeAlias = npt.NDArray[np.uint8]
@@ -22,11 +22,16 @@ MAX_STOP_IDS = 32
 """Stop ids of one sequence, the model's own included: they lie in a table of this width."""
 
 
+class ConstraintFailure(Exception):
+    """No token can be allowed any more; the sequence ends with an error."""
+
+
 class Constraint(Protocol):
     """The rule that limits the tokens of one sequence."""
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
-        """Write uint8 [V/8], little bit order: what may follow `output_ids`."""
+        """Write uint8 [V/8], little bit order: what may follow `output_ids`, which is at least
+        as long as in the last call. Raises ConstraintFailure."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +52,8 @@ class Sequence:
     """Place among all sequences of the engine, by arrival; kept through a preemption."""
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of prompt tokens, from the second on, as far as they are computed."""
     started: bool = False
     blocks_wanted: int = 0
     """Free blocks that it lacked when it was last looked at; not looked at again before."""
@@ -76,8 +83,7 @@ class Sequence:
             raise ValueError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
         own = () if sampling.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))
-        if len(stop_ids) > MAX_STOP_IDS:
-            raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
+        _check_widths(sampling, stop_ids)
         allowed = sampling.allowed_token_ids
         if allowed is not None and not set(allowed).difference(
             stop_ids if sampling.min_tokens else ()
@@ -96,6 +102,15 @@ class Sequence:
         )
 
     @property
+    def score_end(self) -> int:
+        """Prompt positions before this one are to be scored: each scores the token behind it.
+
+        None are where output came before: whoever has that has the scores, too.
+        """
+        asked = self.sampling.prompt_logprobs is not None
+        return self.num_prompt - 1 if asked and len(self.token_ids) == self.num_prompt else 0
+
+    @property
     def key(self) -> Key:
         return self.request_id, self.attempt
 
@@ -103,3 +118,16 @@ class Sequence:
     def priority(self) -> tuple[int, int]:
         """Smaller runs first and is preempted last."""
         return self.band, self.order
+
+
+def _check_widths(sampling: Sampling, stop_ids: tuple[int, ...]) -> None:
+    """Raises ValueError for more than the engine's tables hold."""
+    if len(stop_ids) > MAX_STOP_IDS:
+        raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
+    if len(sampling.logit_bias) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} biased tokens, not {len(sampling.logit_bias)}")
+    if not all(sampling.bad_token_ids):
+        raise ValueError("a bad sequence of tokens is empty")
+    for asked in (sampling.logprobs, sampling.prompt_logprobs):
+        if not 0 <= (asked or 0) <= MAX_LOGPROBS:
+            raise ValueError(f"at most {MAX_LOGPROBS} alternatives of a token")

@@ -1,7 +1,7 @@
 """Runs an engine before it is offered to anybody: first calls are slow, and steps are timed.
 
-Every kind of step is taken once (prompt chunk, full batch, greedy, filtered, held, masked), so
-that no client pays for it, and the cost model of prompt chunks is fitted.
+Every kind of step is taken once (prompt chunk, full batch, greedy, filtered, shaped, held,
+masked), so that no client pays for it, and the cost model of prompt chunks is fitted.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def warm_up(
         Sampling(max_tokens=3, temperature=0.0),
         Sampling(max_tokens=3, top_k=5, top_p=0.9, min_tokens=2),
         Sampling(max_tokens=3, allowed_token_ids=(0, 1, 2)),
+        Sampling(max_tokens=3, presence_penalty=0.5, logit_bias=((0, 1.0),), logprobs=1),
     ]
     rows = [_prompt(str(i), 4, kinds[i % len(kinds)]) for i in range(config.max_rows)]
     _run(make_engine, [command for command in rows if max_model_len > 8])

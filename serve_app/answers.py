@@ -5,7 +5,7 @@ Nothing is generated before the answer is read. The module does not know HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -25,6 +25,8 @@ class Answer:
     choices: list[Choice]
     """Prompt by prompt."""
     prompts: int
+    keep: int
+    """Choices of each prompt that are shown."""
     reply: Reply
 
     async def whole(self) -> bytes:
@@ -33,7 +35,19 @@ class Answer:
         async with aclosing(follow_all(self.choices, self.backend)) as batches:
             async for batch in batches:
                 pieces += batch
-        return self.reply.whole(pieces, self._usage())
+        pieces, kept = self._best(pieces)
+        prompts = [choice.generation.prompt_ids for choice in kept]
+        return self.reply.whole(pieces, prompts, self._usage())
+
+    def _best(self, pieces: list[Piece]) -> tuple[list[Piece], list[Choice]]:
+        """The pieces and choices that are shown: all, or the likeliest `keep` of each prompt."""
+        per_prompt = len(self.choices) // self.prompts
+        if self.keep == per_prompt:
+            return pieces, self.choices
+        kept = best(pieces, self.prompts, per_prompt, self.keep)
+        places = {index: place for place, index in enumerate(kept)}
+        shown = [p._replace(choice=places[p.choice]) for p in pieces if p.choice in places]
+        return shown, [self.choices[index] for index in kept]
 
     async def events(self, include_usage: bool) -> AsyncGenerator[bytes, None]:
         """Server-sent events; [DONE] comes when all sequences are settled."""
@@ -45,3 +59,17 @@ class Answer:
 
     def _usage(self) -> Usage:
         return usage(self.choices, self.prompts)
+
+
+def best(pieces: Sequence[Piece], prompts: int, per_prompt: int, keep: int) -> list[int]:
+    """Prompt by prompt, the choices whose tokens were likeliest on average, best first."""
+    logprobs: list[list[float]] = [[] for _ in range(prompts * per_prompt)]
+    for piece in pieces:
+        told = (token.logprobs for token in piece.tokens)
+        logprobs[piece.choice] += [entry.logprob for entry in told if entry is not None]
+    mean = [sum(values) / max(1, len(values)) for values in logprobs]
+    kept: list[int] = []
+    for first in range(0, len(mean), per_prompt):
+        group = range(first, first + per_prompt)
+        kept += sorted(group, key=lambda index: -mean[index])[:keep]
+    return kept

@@ -6,6 +6,7 @@ which tokenizer fits are handed in.
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,13 +25,23 @@ from serve_app.choices import Choice
 from serve_app.detokenizer import detokenizers
 from serve_app.edge import Edge
 from serve_app.errors import ApiError, invalid
+from serve_app.fields import Prompt
+from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
-from serve_app.parameters import check_prompt, sampling
-from serve_app.protocol import ChatRequest, CompletionRequest, GenerationRequest, Prompt
-from serve_app.replies import ChatShape, CompletionShape, Reply, Shape
+from serve_app.parameters import check_ids, check_prompt, sampling
+from serve_app.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+)
+from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
+from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
 from serve_app.streaming import EventStream, PlainAnswer
 from serve_app.tenant_limits import limited
+from serve_app.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +54,22 @@ def create_app(
     find_tenant: FindTenant,
     limits: Limits,
     tag_requests: bool = True,
+    aliases: Sequence[str] = (),
 ) -> FastAPI:
-    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it.
+    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it. aliases:
+    further names of the model.
 
     Raises ValueError for a tokenizer whose decoding cannot be followed token by token.
     """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    api = Api(backend, tokenizer, limits)
+    api = Api(backend, tokenizer, limits, aliases)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", api.completions, methods=["POST"])
     app.add_api_route("/v1/models", api.list_models, methods=["GET"])
     app.add_api_route("/v1/models/{name:path}", api.show_model, methods=["GET"])
+    app.add_api_route("/tokenize", api.tokenize, methods=["POST"])
+    app.add_api_route("/detokenize", api.detokenize, methods=["POST"])
+    app.add_api_route("/version", api.version, methods=["GET"])
     app.add_api_route("/health", api.health, methods=["GET", "HEAD"])
     app.add_api_route("/ready", api.ready, methods=["GET", "HEAD"])
     errors.install(app)
@@ -66,12 +82,18 @@ class Api:
     """The handlers."""
 
     def __init__(
-        self, backend: Backend, tokenizer: PreTrainedTokenizerFast, limits: Limits
+        self,
+        backend: Backend,
+        tokenizer: PreTrainedTokenizerFast,
+        limits: Limits,
+        aliases: Sequence[str] = (),
     ) -> None:
         self._backend = backend
         self._encoder = PromptEncoder(tokenizer)
         self._new_detokenizer = detokenizers(tokenizer.backend_tokenizer)
+        self._token_texts = TokenTexts(tokenizer.backend_tokenizer)
         self._limits = limits
+        self._aliases = aliases
         self._names_logged: set[str] = set()
 
     async def health(self) -> Response:
@@ -84,24 +106,51 @@ class Api:
         return _json({"status": "ready"})
 
     async def list_models(self) -> Response:
-        return _json({"object": "list", "data": [_card(await self._backend.model())]})
+        model = await self._backend.model()
+        names = (model.name, *self._aliases)
+        return _json({"object": "list", "data": [_card(model, name) for name in names]})
 
     async def show_model(self, name: str) -> Response:
-        return _json(_card(await self._model(name)))
+        return _json(_card(await self._model(name), name))
+
+    async def version(self) -> Response:
+        return _json({"version": _version()})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await read_body(request, TokenizeRequest, self._limits.max_body_bytes)
+        model = await self._model(body.model)
+        if body.messages is not None:
+            ids = await self._encoder.chat(body.messages, model.max_model_len)
+        else:
+            ids = await self._encoder.text(
+                body.prompt or "",
+                model.max_model_len,
+                add_special_tokens=body.add_special_tokens,
+            )
+        return _json({"tokens": ids, "count": len(ids), "max_model_len": model.max_model_len})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await read_body(request, DetokenizeRequest, self._limits.max_body_bytes)
+        model = self._with_texts(await self._model(body.model))
+        check_ids(body.tokens, model, "tokens")
+        return _json({"prompt": self._text_of_ids(body.tokens, skip_special_tokens=False)})
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
         model = limited(await self._model_for(body, prompts=1), request.state.tenant)
-        prompt_ids = await self._encoder.chat(body.messages, model.max_model_len)
+        tools = body.offered_tools
+        prompt_ids = await self._encoder.chat(body.messages, model.max_model_len, tools)
         prompts = [check_prompt(prompt_ids, model, "messages")]
-        return self._answer(request, body, model, prompts, ChatShape())
+        shape = ChatShape(self._telling(body), reads_calls=bool(tools))
+        return await self._answer(request, body, model, prompts, shape)
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
         model = limited(await self._model_for(body, len(body.prompt)), request.state.tenant)
         prompts = [await self._prompt_ids(prompt, model) for prompt in body.prompt]
-        echoes = self._echoes(body) if body.echo else []
-        return self._answer(request, body, model, prompts, CompletionShape(echoes))
+        echoes = self._echoes(body, prompts) if body.echo else []
+        shape = CompletionShape(self._telling(body), echoes)
+        return await self._answer(request, body, model, prompts, shape)
 
     async def _model_for(self, body: GenerationRequest, prompts: int) -> ServedModel:
         """The model that the request names, with the ids that have both logit and text.
@@ -111,15 +160,20 @@ class Api:
         self._log_unknown(body)
         model = await self._model(body.model)
         if body.choices_per_prompt > self._limits.max_choices:
-            raise invalid(f"n must be at most {self._limits.max_choices}", "n")
+            name = "n" if body.shown_per_prompt > self._limits.max_choices else "best_of"
+            raise invalid(f"{name} must be at most {self._limits.max_choices}", name)
         if prompts * body.choices_per_prompt > self._limits.max_sequences:
             message = f"prompts times n must be at most {self._limits.max_sequences}"
             raise invalid(message, "prompt")
+        return self._with_texts(model)
+
+    def _with_texts(self, model: ServedModel) -> ServedModel:
+        """With the ids that have both logit and text."""
         return replace(model, vocab_size=min(model.vocab_size, self._encoder.vocab_size))
 
     async def _model(self, name: str | None) -> ServedModel:
         model = await self._backend.model()
-        if name != model.name:
+        if name != model.name and name not in self._aliases:
             raise ApiError(404, "There is no such model.", param="model", code="model_not_found")
         return model
 
@@ -130,7 +184,7 @@ class Api:
             return check_prompt(ids, model, "prompt")
         return check_prompt(prompt, model, "prompt")
 
-    def _answer(
+    async def _answer(
         self,
         request: Request,
         body: GenerationRequest,
@@ -141,8 +195,10 @@ class Api:
         """n choices for each prompt. What can be refused has been when this returns."""
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
+        bad = self._encoder.bad_tokens(body.bad_words)
+        grammar = await grammar_of(body)
         for prompt_ids in prompts:
-            first = sampling(body, len(prompt_ids), model, self._limits)
+            first = sampling(body, len(prompt_ids), model, self._limits, bad, grammar)
             for number in range(body.choices_per_prompt):
                 index = len(choices)
                 generation = Generation(
@@ -152,8 +208,9 @@ class Api:
                     sampling=msgspec.structs.replace(first, choice=number),
                     open_ended=body.asked_limit[1] is None,
                 )
-                choices.append(Choice(index, generation, self._new_text(body)))
-        answer = Answer(self._backend, choices, len(prompts), reply)
+                text = self._new_text(body)
+                choices.append(Choice(index, generation, text, silent=body.no_output))
+        answer = Answer(self._backend, choices, len(prompts), body.shown_per_prompt, reply)
         if body.stream:
             return EventStream(answer.events(body.include_usage))
         return PlainAnswer(answer.whole)
@@ -166,17 +223,34 @@ class Api:
             min_tokens=body.min_tokens or 0,
         )
 
-    def _echoes(self, body: CompletionRequest) -> list[str]:
-        """The text that each choice begins with: its prompt's."""
-        texts = [
-            prompt if isinstance(prompt, str) else self._text_of_ids(prompt, body)
-            for prompt in body.prompt
-        ]
-        return [text for text in texts for _ in range(body.choices_per_prompt)]
+    def _telling(self, body: GenerationRequest) -> Telling:
+        return Telling(
+            self._token_texts,
+            sampled=body.alternatives is not None,
+            prompt=body.prompt_logprobs is not None,
+        )
 
-    def _text_of_ids(self, ids: list[int], body: GenerationRequest) -> str:
-        detokenizer = self._new_detokenizer(body.skip_special_tokens is not False)
+    def _echoes(self, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Echo]:
+        """What each choice that is shown begins with: its prompt."""
+        skip = body.skip_special_tokens is not False
+        echoes = []
+        for prompt, ids in zip(body.prompt, prompts, strict=True):
+            text = prompt if isinstance(prompt, str) else self._text_of_ids(ids, skip)
+            echo = Echo(text, self._offsets(ids, skip) if body.logprobs is not None else ())
+            echoes += [echo] * body.shown_per_prompt
+        return echoes
+
+    def _text_of_ids(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
+        detokenizer = self._new_detokenizer(skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.finish()
+
+    def _offsets(self, ids: Sequence[int], skip: bool) -> tuple[tuple[int, int], ...]:
+        """(id, characters before it)."""
+        detokenizer, read, offsets = self._new_detokenizer(skip), 0, []
+        for token in ids:
+            offsets.append((token, read))
+            read += len(detokenizer.push((token,)))
+        return tuple(offsets)
 
     def _log_unknown(self, body: GenerationRequest) -> None:
         """Tell of a field that is ignored, once per name: it may be a typing error."""
@@ -186,14 +260,22 @@ class Api:
             logger.warning("ignored the unknown request field %r", name)
 
 
-def _card(model: ServedModel) -> dict[str, object]:
+def _card(model: ServedModel, name: str) -> dict[str, object]:
     return {
-        "id": model.name,
+        "id": name,
         "object": "model",
         "created": model.created,
         "owned_by": "fairstream",
+        "root": model.name,
         "max_model_len": model.max_model_len,
     }
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("fairstream")
+    except importlib.metadata.PackageNotFoundError:  # it runs from its sources
+        return "unknown"
 
 
 def _json(value: object) -> Response:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from replica.messages import FinishReason, Sampling
+from replica.messages import FinishReason, Sampling, TokenLogprobs
 from router.messages import RefusalKind
 from router.tenant import Tenant
 
@@ -51,6 +51,10 @@ class Delta:
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; 0 where that is not known or told already."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per id, where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """In the first delta, where they were asked for: of each prompt token but the first."""
 
 
 class Unavailable(Exception):

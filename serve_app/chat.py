@@ -7,15 +7,20 @@ answer is made; what it refuses, it refuses with an `ApiError`.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerFast
 
 from serve_app.errors import invalid, too_long
-from serve_app.protocol import Message
+from serve_app.protocol import Function, Message
+from serve_app.tool_calls import instructions, written
+
+Turns: TypeAlias = "list[dict[str, Any]]"
+"""A conversation as templates expect it."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,43 +43,64 @@ class PromptEncoder:
         self.vocab_size: int = max(vocabulary.values()) + 1
         """Ids at or above it have no text."""
         self._longest_token = max(len(token.encode()) for token in vocabulary)
+        self._knows_tools = False
+        """The chat template writes tools and calls by itself."""
         self._warm_up()
 
     def _warm_up(self) -> None:
         if self._tokenizer.chat_template is None:
             return
+        turns: Turns = [{"role": "user", "content": "warm up"}]
         try:
-            self._render([{"role": "user", "content": "warm up"}])
+            self._render(turns)
+            tool = {"name": "knows_tools", "description": "", "parameters": {}}
+            text = self._render(turns, [{"type": "function", "function": tool}])
+            self._knows_tools = "knows_tools" in text
         except Exception:
             logger.warning("the chat template refuses a plain user message", exc_info=True)
 
-    async def chat(self, messages: Sequence[Message], max_model_len: int) -> tuple[int, ...]:
-        """Ids of the conversation and the opening of the answer.
+    async def chat(
+        self, messages: Sequence[Message], max_model_len: int, tools: Sequence[Function] = ()
+    ) -> tuple[int, ...]:
+        """Ids of the conversation and the opening of the answer, which may call the tools.
 
         Raises ApiError if there is no template, if it refuses the conversation, or if the
         prompt cannot fit into `max_model_len` tokens.
         """
         if self._tokenizer.chat_template is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        turns = [{"role": _role(turn.role), "content": turn.content} for turn in messages]
+        offered = [_described(tool) for tool in tools]
         try:
-            text = self._render(turns)
+            if self._knows_tools:
+                text = self._render([_native(turn) for turn in messages], offered)
+            else:
+                text = self._render(_with_instructions(messages, offered))
         except Exception:
             # A template is code of the model's authors, and raises whatever it likes.
             message = "The chat template of this model refuses the conversation."
             raise invalid(message, "messages") from None
         return await self._encode(text, max_model_len, "messages", add_special_tokens=False)
 
-    async def text(self, text: str, max_model_len: int) -> tuple[int, ...]:
+    async def text(
+        self, text: str, max_model_len: int, *, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         """Ids of a plain text, with the special tokens that the model expects around it.
 
         Raises ApiError if the prompt cannot fit into `max_model_len` tokens.
         """
-        return await self._encode(text, max_model_len, "prompt", add_special_tokens=True)
+        return await self._encode(
+            text, max_model_len, "prompt", add_special_tokens=add_special_tokens
+        )
 
-    def _render(self, turns: list[dict[str, str]]) -> str:
+    def bad_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as tokens: as the start of a text, and behind other words."""
+        spellings = [text for word in words for text in (word, " " + word.lstrip())]
+        encoded = (self._backend.encode(text, add_special_tokens=False).ids for text in spellings)
+        return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+
+    def _render(self, turns: Turns, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         text: Any = self._tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True
+            turns, tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
         return str(text)
 
@@ -90,6 +116,48 @@ class PromptEncoder:
         if len(text) > INLINE_CHARS:
             return tuple((await asyncio.to_thread(encode)).ids)
         return tuple(encode().ids)
+
+
+def _described(tool: Function) -> Mapping[str, Any]:
+    """As templates expect it."""
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.parameters or {"type": "object", "properties": {}},
+    }
+    return {"type": "function", "function": function}
+
+
+def _native(turn: Message) -> dict[str, Any]:
+    """For templates that know tools."""
+    made: dict[str, Any] = {"role": _role(turn.role), "content": turn.content}
+    if turn.tool_calls:
+        calls = [call.function for call in turn.tool_calls]
+        made["tool_calls"] = [
+            {"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+            for c in calls
+        ]
+    if turn.tool_call_id is not None:
+        made["tool_call_id"] = turn.tool_call_id
+    return made
+
+
+def _with_instructions(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Turns:
+    """For other templates: calls are text, and a system message says how to make them."""
+    turns = [{"role": _role(turn.role), "content": _with_calls(turn)} for turn in messages]
+    if tools:
+        system = instructions(tools)
+        if turns[0]["role"] == "system":
+            turns[0]["content"] += "\n\n" + system
+        else:
+            turns.insert(0, {"role": "system", "content": system})
+    return turns
+
+
+def _with_calls(turn: Message) -> str:
+    calls = [call.function for call in turn.tool_calls or ()]
+    texts = [written(call.name, json.dumps(call.arguments)) for call in calls]
+    return "\n".join(filter(None, [turn.content, *texts]))
 
 
 def _role(role: str) -> str:

@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from typing import NamedTuple
 
+from replica.messages import TokenLogprobs
 from serve_app.backend import Backend, Delta, EngineFailure, Enough, Generation
+from serve_app.logprobs import ToldToken
 from serve_app.sequence_text import Ending, SequenceText
 
 
@@ -20,18 +22,37 @@ class Piece(NamedTuple):
     choice: int
     text: str
     ending: Ending | None
+    tokens: tuple[ToldToken, ...] = ()
+    """Those of the text, if log probabilities were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """In the first piece, if they were asked for."""
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """All pieces of one choice as one."""
+    return Piece(
+        pieces[0].choice,
+        "".join(piece.text for piece in pieces),
+        pieces[-1].ending,
+        tuple(token for piece in pieces for token in piece.tokens),
+        pieces[0].prompt_logprobs,
+    )
 
 
 class Choice:
     """One sequence and its text. Counts what usage reports."""
 
-    def __init__(self, index: int, generation: Generation, text: SequenceText) -> None:
+    def __init__(
+        self, index: int, generation: Generation, text: SequenceText, *, silent: bool = False
+    ) -> None:
+        """`silent` drops the output: it was computed for the sake of the prompt only."""
         self.index = index
         self.generation = generation
         self.completion_tokens = 0
         """Every token sampled, stop tokens included."""
         self.cached_tokens = 0
         self._text = text
+        self._silent = silent
 
     async def follow(self, backend: Backend) -> AsyncGenerator[Piece, None]:
         """Pieces that join to the text: one at the first token, then each with text.
@@ -42,17 +63,25 @@ class Choice:
         begun = False
         async with aclosing(backend.generate(self.generation)) as deltas:
             async for delta in deltas:
-                self.completion_tokens += len(delta.token_ids)
-                self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
-                text, ending = self._text.read(delta.token_ids, delta.finish_reason)
-                if ending is not None:
+                piece = self._read(delta)
+                if piece.ending is not None:
                     await _settle(deltas, delta)
-                    yield Piece(self.index, text, ending)
+                    yield piece
                     return
-                if text or not begun:
+                if piece.text or piece.tokens or not begun:
                     begun = True
-                    yield Piece(self.index, text, None)
+                    yield piece
         raise EngineFailure("the sequence ended without a finish reason")
+
+    def _read(self, delta: Delta) -> Piece:
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if self._silent:
+            ending: Ending | None = "length" if delta.finish_reason else None
+            return Piece(self.index, "", ending, (), delta.prompt_logprobs)
+        self.completion_tokens += len(delta.token_ids)
+        text, ending = self._text.read(delta.token_ids, delta.finish_reason, delta.logprobs)
+        tokens = self._text.take_tokens()
+        return Piece(self.index, text, ending, tokens, delta.prompt_logprobs)
 
 
 async def _settle(deltas: AsyncGenerator[Delta, None], last: Delta) -> None:

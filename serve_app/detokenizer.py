@@ -120,6 +120,26 @@ def detokenizers(tokenizer: Tokenizer) -> NewDetokenizer:
     return lambda skip: ContextDetokenizer(tokenizer, byte_of, special if skip else frozenset())
 
 
+def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:
+    """What a single token stands for behind another one; nothing for an id without a token."""
+    kinds = _decoder_kinds(tokenizer)
+    if "ByteLevel" in kinds:
+        table = _bytes_of_tokens(tokenizer)
+        return lambda token: table.get(token, b"")
+    byte_of = _byte_tokens(tokenizer) if "ByteFallback" in kinds else {}
+    special = tokenizer.get_added_tokens_decoder()
+
+    def bytes_of(token: int) -> bytes:
+        if token in byte_of:
+            return byte_of[token]
+        if token in special:
+            return special[token].content.encode()
+        alone = tokenizer.decode([token], skip_special_tokens=False)
+        return tokenizer.decode([token, token], skip_special_tokens=False)[len(alone) :].encode()
+
+    return bytes_of
+
+
 def _decoder_kinds(tokenizer: Tokenizer) -> set[str]:
     """Type names of the decoder, or of its parts if it is a sequence."""
     if tokenizer.decoder is None:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import anyio
 
-from replica.messages import FinishReason, Output, Submit
+from replica.messages import FinishReason, Output, Submit, TokenLogprobs
 
 Key: TypeAlias = tuple[str, int]
 """Request id and attempt."""
@@ -31,6 +31,9 @@ class _Run:
     base: int
     """Output of earlier attempts, which precedes `token_ids`."""
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One per id, where they were asked for."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     given: int = 0
     """Tokens of `token_ids` that the reader has."""
     cached_tokens: int = 0
@@ -46,6 +49,8 @@ class _Run:
             finish_reason=self.finish_reason,
             cached_tokens=self.cached_tokens,
             error=self.error,
+            logprobs=tuple(self.logprobs[self.given :]),
+            prompt_logprobs=() if self.given else self.prompt_logprobs,
         )
         self.given = len(self.token_ids)
         return output
@@ -95,6 +100,8 @@ class Feed:
         key = (output.request_id, output.attempt)
         run = self._runs[key]
         run.token_ids += output.token_ids
+        run.logprobs += output.logprobs
+        run.prompt_logprobs = run.prompt_logprobs or output.prompt_logprobs
         run.cached_tokens, run.error = output.cached_tokens, output.error
         self._owed[key] = None
         if output.finish_reason is not None:

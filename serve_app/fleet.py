@@ -138,4 +138,10 @@ def _delta(output: Output, cached_tokens: int) -> Delta:
     """Raises EngineFailure for a sequence that the engine gave up by itself."""
     if output.finish_reason in ("abort", "error"):
         raise EngineFailure(output.error or "the engine aborted the sequence")
-    return Delta(output.token_ids, output.finish_reason, cached_tokens)
+    return Delta(
+        output.token_ids,
+        output.finish_reason,
+        cached_tokens,
+        output.logprobs,
+        output.prompt_logprobs,
+    )

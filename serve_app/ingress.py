@@ -73,7 +73,12 @@ class Ingress:
         engine = self._config.engine
         tokenizer = load_tokenizer(engine.model, engine.revision)
         return create_app(
-            self._fleet, tokenizer, self._find_tenant, self._config.api, tag_requests=False
+            self._fleet,
+            tokenizer,
+            self._find_tenant,
+            self._config.api,
+            tag_requests=False,
+            aliases=self._config.model_aliases,
         )
 
     async def check_health(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from replica.messages import Output, Submit
+from replica.messages import Output, Submit, TokenLogprobs
 
 
 class ReplicaLost(Exception):
@@ -33,6 +33,8 @@ class Mailbox:
         """The replica has confirmed the submit."""
         self._newest: Output | None = None
         self._unread: list[int] = []
+        self._unread_logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
         self._lost: ReplicaLost | None = None
         self._news = asyncio.Event()
 
@@ -45,6 +47,9 @@ class Mailbox:
         if new_ids or output.finish_reason is not None:
             self.offset += len(new_ids)
             self._unread += new_ids
+            self._unread_logprobs += output.logprobs[seen:]
+            if not seen:
+                self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
             self._newest = output
             self._news.set()
 
@@ -63,9 +68,12 @@ class Mailbox:
             self._newest,
             offset=self.offset - len(self._unread),
             token_ids=tuple(self._unread),
+            logprobs=tuple(self._unread_logprobs),
+            prompt_logprobs=self._prompt_logprobs,
         )
-        self._newest = None
+        self._newest, self._prompt_logprobs = None, ()
         self._unread.clear()
+        self._unread_logprobs.clear()
         if self._lost is None:
             self._news.clear()
         return output

@@ -23,18 +23,27 @@ def check_prompt(prompt_ids: Sequence[int], model: ServedModel, param: str) -> t
         raise invalid("The prompt is empty.", param)
     if len(prompt_ids) >= model.max_model_len:
         raise too_long(len(prompt_ids), model.max_model_len, param)
-    _check_ids(prompt_ids, model, param)
+    check_ids(prompt_ids, model, param)
     return tuple(prompt_ids)
 
 
 def sampling(
-    request: GenerationRequest, prompt_tokens: int, model: ServedModel, limits: Limits
+    request: GenerationRequest,
+    prompt_tokens: int,
+    model: ServedModel,
+    limits: Limits,
+    bad_token_ids: tuple[tuple[int, ...], ...] = (),
+    grammar: str = "",
 ) -> Sampling:
     """How choice 0 of a prompt is sampled; a seed is drawn if the request has none.
 
-    `max_tokens` that the context has no room for is clipped to the room. Raises ApiError.
+    `max_tokens` that the context has no room for is clipped to the room. bad_token_ids: what the
+    request's `bad_words` are in tokens. grammar: what its structure is to the engine. Raises
+    ApiError.
     """
-    limit = _output_limit(*request.asked_limit, request.default_limit(limits))
+    limit = 1
+    if not request.no_output:
+        limit = _output_limit(*request.asked_limit, request.default_limit(limits))
     min_tokens = request.min_tokens or 0
     if min_tokens > limit:
         raise invalid(f"min_tokens is greater than the output limit of {limit}", "min_tokens")
@@ -43,16 +52,39 @@ def sampling(
     return Sampling(
         max_tokens=min(limit, room),
         min_tokens=min(min_tokens, room),
-        temperature=limits.default_temperature
-        if request.temperature is None
-        else request.temperature,
+        temperature=_given(request.temperature, limits.default_temperature),
         top_k=top_k,
         top_p=top_p,
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=_given(request.repetition_penalty, 1.0),
+        logit_bias=_biases(request, model),
+        logprobs=_logprobs(request),
+        prompt_logprobs=request.prompt_alternatives,
         seed=_seed(request.seed),
         stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids") or (),
         ignore_eos=bool(request.ignore_eos),
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
+        bad_token_ids=bad_token_ids,
+        grammar=grammar,
     )
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logprobs(request: GenerationRequest) -> int | None:
+    """What the engine is asked for. Without log probabilities there is no best choice."""
+    if request.choices_per_prompt > request.shown_per_prompt:
+        return request.alternatives or 0
+    return request.alternatives
+
+
+def _biases(request: GenerationRequest, model: ServedModel) -> tuple[tuple[int, float], ...]:
+    check_ids([token for token, _ in request.logit_bias], model, "logit_bias")
+    return request.logit_bias
 
 
 def _output_limit(name: str, asked: Any, default: int) -> int:
@@ -70,7 +102,7 @@ def _truncation(request: GenerationRequest, model: ServedModel) -> tuple[int, fl
     if request.top_p == 0:
         return 1, 1.0  # the smallest set there is
     top_k = max(0, request.top_k or 0)
-    return min(top_k, model.vocab_size), 1.0 if request.top_p is None else request.top_p
+    return min(top_k, model.vocab_size), _given(request.top_p, 1.0)
 
 
 def _seed(seed: int | None) -> int:
@@ -82,11 +114,12 @@ def _ids(ids: list[int] | None, model: ServedModel, param: str) -> tuple[int, ..
     """In order and without duplicates. Raises ApiError for an id that does not exist."""
     if ids is None:
         return None
-    _check_ids(ids, model, param)
+    check_ids(ids, model, param)
     return tuple(sorted(set(ids)))
 
 
-def _check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+def check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+    """Raises ApiError for an id that does not exist."""
     if min(ids, default=0) < 0 or max(ids, default=0) >= model.vocab_size:
         message = f"{param} must be token ids of this model, from 0 to {model.vocab_size - 1}"
         raise invalid(message, param)

@@ -6,7 +6,8 @@ does not define are ignored. The module knows neither HTTP nor what happens to a
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -15,69 +16,38 @@ from pydantic import (
     PlainValidator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
+from replica.messages import MAX_LOGPROBS
+from serve_app.fields import (
+    MAX_STOP_TOKEN_IDS,
+    Prompt,
+    as_arguments,
+    as_bad_words,
+    as_biases,
+    as_choices,
+    as_content,
+    as_prompts,
+    as_response_format,
+    as_schema,
+    as_stops,
+    as_tool_choice,
+    fault,
+    unsupported,
+)
 from serve_app.limits import Limits
 from serve_app.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, Table, first_unsupported
 
-MAX_STOPS = 4
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 16
-
-Prompt: TypeAlias = "str | list[int]"
-
-
-def _fault(message: str) -> PydanticCustomError:
-    return PydanticCustomError("invalid", "{message}", {"message": message})
-
-
-def _unsupported(name: str) -> PydanticCustomError:
-    message = "{param} is not supported by this server"
-    return PydanticCustomError("unsupported_parameter", message, {"param": name})
-
-
-def _as_stops(value: object) -> tuple[str, ...]:
-    """A string or a list of strings, as a tuple without duplicates."""
-    stops = [value] if isinstance(value, str) else value
-    if stops is None:
-        return ()
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
-        raise _fault(f"must be a string or a list of at most {MAX_STOPS} strings")
-    if not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise _fault(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
-    return tuple(dict.fromkeys(stops))
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(item) is int for item in value)
-
-
-def _as_prompts(value: object) -> list[Prompt]:
-    """A text, a list of token ids, or a list of either kind; here always a list."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list) and value:
-        if _is_ids(value):
-            return [value]
-        if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
-            return value
-    raise _fault("must be a text, a list of token ids, or a list of texts or of such lists")
-
-
-def _as_text(value: object) -> str:
-    """The content of a message: a text, or text parts, which are joined by line breaks."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list) or not value:
-        raise _fault("must be a text or a list of text parts")
-    return "\n".join(map(_text_of_part, value))
-
-
-def _text_of_part(part: object) -> str:
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-    raise _fault('only parts {"type": "text", "text": ...} are supported')
+STRUCTURES = (
+    "response_format",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""Fields that structure the output; at most one is given."""
+ENDLESS = ("min_tokens", "ignore_eos")
+"""Fields that let an answer go on where it would end."""
+MAX_TOOLS = 128
 
 
 class _Fields(BaseModel):
@@ -87,14 +57,29 @@ class _Fields(BaseModel):
         """Raises PydanticCustomError for what would change the answer if it were honoured."""
         name = first_unsupported(self.model_extra or {}, table)
         if name is not None:
-            raise _unsupported(name)
+            raise unsupported(name)
+
+
+class CalledFunction(_Fields):
+    name: str
+    arguments: Annotated[Mapping[str, Any], PlainValidator(as_arguments)]
+
+
+class ToolCall(_Fields):
+    """A call that an earlier answer has made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
 
 
 class Message(_Fields):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, PlainValidator(_as_text)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: str | None = None
+    content: Annotated[str, PlainValidator(as_content)] = Field(None, validate_default=True)
 
     @model_validator(mode="after")
     def _supported(self) -> Message:
@@ -118,8 +103,22 @@ class GenerationRequest(_Fields):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """0, -1 and null keep all; more than the vocabulary has means all, too."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(as_biases)] = ()
+    bad_words: Annotated[tuple[str, ...], PlainValidator(as_bad_words)] = ()
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    response_format: Annotated[Mapping[str, Any] | None, PlainValidator(as_response_format)] = None
+    """The JSON schema that it asks for."""
+    guided_json: Annotated[Mapping[str, Any] | None, PlainValidator(as_schema)] = None
+    guided_regex: Annotated[str, Field(min_length=1)] | None = None
+    guided_choice: Annotated[tuple[str, ...] | None, PlainValidator(as_choices)] = None
+    guided_grammar: Annotated[str, Field(min_length=1)] | None = None
+    """In Lark's notation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: Annotated[tuple[str, ...], PlainValidator(_as_stops)] = ()
+    stop: Annotated[tuple[str, ...], PlainValidator(as_stops)] = ()
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
@@ -133,16 +132,57 @@ class GenerationRequest(_Fields):
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise _fault("stream_options is allowed only when stream is true")
+            message = "stream_options is allowed only when stream is true"
+            raise fault(message, "stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise fault("prompt_logprobs is not allowed in a stream", "prompt_logprobs")
         return self
+
+    @model_validator(mode="after")
+    def _one_structure(self) -> GenerationRequest:
+        asked = [name for name in STRUCTURES if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise fault(f"{asked[1]} cannot be combined with {asked[0]}", asked[1])
+        # Where the structure is complete nothing but the end can follow.
+        for name in ENDLESS:
+            if asked and getattr(self, name):
+                raise fault(f"{name} cannot be combined with {asked[0]}", name)
+        return self
+
+    @property
+    def structure(self) -> tuple[str, Any] | None:
+        """Name and value of the field that structures the output, if one does."""
+        asked = ((name, getattr(self, name)) for name in STRUCTURES)
+        return next((field for field in asked if field[1] is not None), None)
 
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def choices_per_prompt(self) -> int:
+    def shown_per_prompt(self) -> int:
+        """Choices of each prompt that the client gets."""
         return self.n or 1
+
+    @property
+    def choices_per_prompt(self) -> int:
+        """Choices of each prompt that are generated."""
+        return self.shown_per_prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many are told of each sampled token; None if log probabilities are not shown."""
+        return None
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """How many are told of each prompt token; None if nothing is."""
+        return self.prompt_logprobs
+
+    @property
+    def no_output(self) -> bool:
+        """Only the prompt is of interest."""
+        return False
 
     @property
     def asked_limit(self) -> tuple[str, Any]:
@@ -158,16 +198,74 @@ class GenerationRequest(_Fields):
         return [name for name in self.model_extra or {} if name not in IGNORED]
 
 
+class Function(_Fields):
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """A JSON schema; without one it takes none."""
+    strict: bool | None = None
+
+
+class Tool(_Fields):
+    """What an answer may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[tuple[str, str | None], PlainValidator(as_tool_choice)] | None = None
+    """(mode, name); auto by default."""
+    parallel_tool_calls: bool | None = None
+    """True by default: one answer may make several calls."""
+
+    @model_validator(mode="after")
+    def _tools_fit(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        mode, name = self.tool_choice or ("auto", None)
+        if len(set(names)) < len(names):
+            raise fault("tools must have different names", "tools")
+        if not names and mode in ("required", "one"):
+            raise fault("tool_choice needs tools", "tool_choice")
+        if name is not None and name not in names:
+            raise fault("tool_choice names none of the tools", "tool_choice")
+        if self.offered_tools:
+            for other in ("guided_regex", "guided_choice", "guided_grammar", *ENDLESS):
+                if getattr(self, other):
+                    raise fault(f"{other} cannot be combined with tools", other)
+        return self
+
+    @property
+    def offered_tools(self) -> list[Function]:
+        """Those that the answer may call."""
+        mode, name = self.tool_choice or ("auto", None)
+        functions = [tool.function for tool in self.tools or () if mode != "none"]
+        return [function for function in functions if name in (None, function.name)]
+
+    @property
+    def tool_mode(self) -> str:
+        """What an answer that has tools looks like: "auto" text or calls, "required" calls, "one"
+        a single call."""
+        return self.tool_choice[0] if self.tool_choice else "auto"
 
     @model_validator(mode="after")
     def _supported(self) -> ChatRequest:
         self.refuse_unsupported(CHAT)
+        if self.top_logprobs and not self.logprobs:
+            raise fault("top_logprobs is allowed only when logprobs is true", "top_logprobs")
         return self
+
+    @property
+    def alternatives(self) -> int | None:
+        """As of every request."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def asked_limit(self) -> tuple[str, Any]:
@@ -180,16 +278,64 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], PlainValidator(_as_prompts)]
+    prompt: Annotated[list[Prompt], PlainValidator(as_prompts)]
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _supported(self) -> CompletionRequest:
         self.refuse_unsupported(COMPLETION)
-        if self.best_of not in (None, self.choices_per_prompt):
-            raise _unsupported("best_of")
+        if self.choices_per_prompt < self.shown_per_prompt:
+            raise fault("best_of must be at least n", "best_of")
+        if self.stream and self.choices_per_prompt > self.shown_per_prompt:
+            raise fault("best_of cannot be greater than n in a stream", "best_of")
         return self
+
+    @property
+    def choices_per_prompt(self) -> int:
+        """The best of these are shown."""
+        return self.best_of or self.shown_per_prompt
+
+    @property
+    def alternatives(self) -> int | None:
+        """As of every request."""
+        return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """An echoed prompt tells the log probabilities of its tokens, too."""
+        of_echo = self.logprobs if self.echo else None
+        asked = [count for count in (self.prompt_logprobs, of_echo) if count is not None]
+        return max(asked, default=None)
+
+    @property
+    def no_output(self) -> bool:
+        """An echo and nothing behind it."""
+        return bool(self.echo) and type(self.max_tokens) is int and self.max_tokens == 0
 
     def default_limit(self, limits: Limits) -> int:
         return limits.default_completion_tokens
+
+
+class TokenizeRequest(_Fields):
+    """Body of POST /tokenize: a text, or a conversation as /v1/chat/completions has it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    add_special_tokens: bool = True
+    """Those that the model expects around a plain text."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise fault("give either prompt or messages", "prompt")
+        return self
+
+
+class DetokenizeRequest(_Fields):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

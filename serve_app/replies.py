@@ -1,20 +1,19 @@
 """Answers of OpenAI's API: the JSON of whole answers, and the events of streamed ones.
 
-The two endpoints differ in shape only, so each has a `Shape`. The module knows neither HTTP
-nor where texts come from.
+The two endpoints differ in shape only (`serve_app.shapes`). The module knows neither HTTP nor
+where texts come from.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import msgspec
 
-from serve_app.choices import Choice, Piece
-from serve_app.sequence_text import Ending
+from serve_app.choices import Choice, Piece, joined
+from serve_app.shapes import Shape
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,90 +35,6 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: PromptDetails
 
 
-class ChatMessage(msgspec.Struct):
-    content: str
-    role: str = "assistant"
-    refusal: None = None
-
-
-class ChatChoice(msgspec.Struct):
-    index: int
-    message: ChatMessage
-    finish_reason: Ending
-    logprobs: None = None
-
-
-class ChatDelta(msgspec.Struct, omit_defaults=True):
-    role: str | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(msgspec.Struct):
-    index: int
-    delta: ChatDelta
-    finish_reason: Ending | None = None
-    logprobs: None = None
-
-
-class TextChoice(msgspec.Struct):
-    """A choice of /v1/completions, whole or in a chunk."""
-
-    index: int
-    text: str
-    finish_reason: Ending | None = None
-    logprobs: None = None
-
-
-class Shape(ABC):
-    """What differs between the endpoints."""
-
-    prefix: str
-    object: str
-    chunk_object: str
-
-    @abstractmethod
-    def opening(self, index: int) -> msgspec.Struct | None:
-        """The chunk that precedes the first text of a choice, if there is one."""
-
-    @abstractmethod
-    def chunk(self, piece: Piece) -> msgspec.Struct: ...
-
-    @abstractmethod
-    def choice(self, index: int, text: str, ending: Ending) -> msgspec.Struct: ...
-
-
-class ChatShape(Shape):
-    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
-
-    def opening(self, index: int) -> msgspec.Struct:
-        return ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
-
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        return ChatChunkChoice(piece.choice, ChatDelta(content=piece.text or None), piece.ending)
-
-    def choice(self, index: int, text: str, ending: Ending) -> msgspec.Struct:
-        return ChatChoice(index, ChatMessage(text), ending)
-
-
-class CompletionShape(Shape):
-    """`echoes` holds the text that each choice begins with, where the prompt is echoed."""
-
-    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
-
-    def __init__(self, echoes: Sequence[str] = ()) -> None:
-        self._echoes = echoes
-
-    def opening(self, index: int) -> msgspec.Struct | None:
-        return TextChoice(index, self._echoes[index]) if self._echoes else None
-
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        return TextChoice(piece.choice, piece.text, piece.ending)
-
-    def choice(self, index: int, text: str, ending: Ending) -> msgspec.Struct:
-        echo = self._echoes[index] if self._echoes else ""
-        return TextChoice(index, echo + text, ending)
-
-
 class Reply:
     """Writes the answer to one request, whole or by events."""
 
@@ -129,17 +44,16 @@ class Reply:
         self._model = model
         self._created = int(time.time())
 
-    def whole(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
-        """The body of a plain answer."""
-        texts: dict[int, list[str]] = {}
-        endings: dict[int, Ending] = {}
-        for index, text, ending in pieces:
-            texts.setdefault(index, []).append(text)
-            if ending is not None:
-                endings[index] = ending
+    def whole(
+        self, pieces: Sequence[Piece], prompts: Sequence[Sequence[int]], usage: Usage
+    ) -> bytes:
+        """The body of a plain answer. prompts: the ids of each choice's prompt."""
+        by_choice: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_choice.setdefault(piece.choice, []).append(piece)
         choices = [
-            self._shape.choice(index, "".join(texts[index]), endings[index])
-            for index in sorted(texts)
+            self._shape.choice(joined(by_choice[index]), prompts[index])
+            for index in sorted(by_choice)
         ]
         return _encode({**self._head(self._shape.object), "choices": choices, "usage": usage})
 
@@ -169,12 +83,11 @@ class EventWriter:
         if piece.choice in self._opened:
             return event
         self._opened.add(piece.choice)
-        opening = self._shape.opening(piece.choice)
-        before = b"" if opening is None else self._event(opening)
-        return before + event if piece.text or piece.ending else before
+        before = self._event(self._shape.opening(piece))
+        return before + event if piece.text or piece.ending or piece.tokens else before
 
-    def _event(self, choice: msgspec.Struct) -> bytes:
-        return self._begin + _encode(choice) + self._end
+    def _event(self, choice: msgspec.Struct | None) -> bytes:
+        return b"" if choice is None else self._begin + _encode(choice) + self._end
 
     def closing(self, usage: Usage) -> bytes:
         """The end of the stream: usage where it was asked for, then [DONE]."""

@@ -62,6 +62,8 @@ class AppConfig(BaseModel):
 
     model_name: Annotated[str, Field(min_length=1)]
     """What clients call the model."""
+    model_aliases: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Further names that clients may call it by."""
     engine: EngineConfig
     tenants: Path | list[Tenant]
     """A YAML file, or the list itself. See `TenantsSource`."""

@@ -12,22 +12,7 @@ from typing import TypeAlias
 Table: TypeAlias = Mapping[str, tuple[object, ...]]
 """Name to neutral values; null is neutral for all."""
 
-_SAMPLING: Table = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "bad_words": ([],),
-}
-
 CHAT: Table = {
-    **_SAMPLING,
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -36,13 +21,12 @@ CHAT: Table = {
     "web_search_options": (),
 }
 
-COMPLETION: Table = {**_SAMPLING, "logprobs": (), "suffix": ("",)}
+COMPLETION: Table = {"suffix": ("",)}
 
-MESSAGE: Table = {"tool_calls": ([],), "function_call": (), "audio": ()}
+MESSAGE: Table = {"function_call": (), "audio": ()}
 
 IGNORED = frozenset(CHAT.keys() | COMPLETION.keys()) | {
     "metadata",
-    "parallel_tool_calls",
     "prompt_cache_key",
     "prompt_cache_retention",
     "reasoning_effort",

@@ -2,6 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import settings
+
+# A time limit per example would make a property depend on how busy the machine is.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

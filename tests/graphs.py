@@ -50,9 +50,11 @@ class TokenRunner:
             ids.append(self.following(ids[-1], len(ids) - 1))
         return ids[len(prompt) :]
 
-    def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    def forward(
+        self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor], logits: Tensor
+    ) -> None:
         self.forwards += 1
         positions = inputs["positions"][: batch.num_tokens]
         sampled = inputs["sample_index"][: len(batch.samples)]
         ids = (5 * input_ids + 3 * positions + 1) % self.vocab_size
-        return torch.nn.functional.one_hot(ids[sampled], self.vocab_size).float() * 9
+        logits.copy_(torch.nn.functional.one_hot(ids[sampled], self.vocab_size) * 9)

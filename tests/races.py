@@ -59,7 +59,7 @@ class GuardedSampler(Sampler):
     def sample(self, *args: Any) -> torch.Tensor:
         self._check()
         ids = super().sample(*args)
-        if not bool(((ids >= 0) & (ids < self._vocab_size)).all()):
+        if not bool(((ids >= 0) & (ids < self.vocab_size)).all()):
             raise RaceError("sampled what is no token")
         return ids
 

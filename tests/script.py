@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from replica.batch import Batch
@@ -44,7 +43,9 @@ class ScriptRunner:
         self.gate = threading.Semaphore(0 if gated else 2**30)
         self._script = script
 
-    def forward(self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    def forward(
+        self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor], logits: Tensor
+    ) -> None:
         assert self.gate.acquire(timeout=20), "the test never released this step"
         assert bool(((input_ids >= 0) & (input_ids < self.vocab_size)).all()), input_ids
         self.batches.append(batch)
@@ -54,7 +55,7 @@ class ScriptRunner:
         ):
             for position in range(start, start + length):
                 self.fed[sequence.request_id][position] = next(ids)
-        logits = torch.full((len(batch.samples), self.vocab_size), -10.0)
+        logits.fill_(-10.0)
         for row, index in enumerate(batch.samples.tolist()):
             position = int(batch.starts[index] + batch.lengths[index])
             chosen = self._script(batch.sequences[index].request_id, position)
@@ -62,7 +63,6 @@ class ScriptRunner:
                 logits[row, chosen] = 10.0
             else:
                 logits[row] = chosen
-        return logits
 
 
 class ListChannel:

@@ -30,7 +30,7 @@ def paged_attention(
     """A KV pool on `device`, and what attends over it there."""
     if device.type == "cpu":
         cache = KVCache(spec, num_blocks, block_size, dtype, device)
-        return cache, PagedAttention(cache)
+        return cache, PagedAttention(cache, spec.num_heads)
     # Triton is installed where there is a GPU only.
     from replica.attention.triton_paged import TritonAttention
 

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from replica.attention.metadata import Attend, AttentionMetadata
 from replica.kv_cache import KVCache
+from replica.rotary import QKNorm, Rotation, rotate_
 
 MAX_PADDING = 256
 """Padded tokens per group of decode rows. About what one more group costs, in time."""
@@ -99,7 +100,9 @@ def _selection(indices: Sequence[int]) -> slice | Tensor:
 class PagedAttention:
     """Binds the steps of an engine to its KV pool."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: KVCache, num_heads: int) -> None:
+        self._num_heads = num_heads
+        self._kv_heads, self._head_dim = cache.layers.shape[3:]
         self._pools = cache.layers.unbind(0)
         self._block_size = cache.block_size
         self._dtype = cache.layers.dtype
@@ -112,9 +115,12 @@ class PagedAttention:
             *self._chunks(metadata),
         ]
 
-        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        def attend(layer: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
             pool = pools[layer]
-            pool.index_copy_(0, slot_mapping, kv)
+            heads = product.view(len(product), -1, self._head_dim)
+            rotate_(heads[:, : -self._kv_heads], rotation, norm)
+            q, kv = torch.split(heads, [self._num_heads, 2 * self._kv_heads], 1)
+            pool.index_copy_(0, slot_mapping, kv.view(len(kv), *pool.shape[1:]))
             if len(spans) == 1:
                 return spans[0].attend(q, pool)
             out = q.new_empty(len(q), q.shape[1] * q.shape[2])

@@ -8,10 +8,12 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-Attend: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
-"""(layer, q [T, num_heads, head_dim], kv [T, 2, num_kv_heads, head_dim]) -> the heads' outputs,
-[T, num_heads * head_dim]. Writes keys and values to the pool, then attends. Keys and values come
-in one tensor, as they leave the merged projection, so that one copy stores both."""
+from replica.rotary import QKNorm, Rotation
+
+Attend: TypeAlias = Callable[[int, Tensor, Rotation, QKNorm | None], Tensor]
+"""(layer, the merged projection's product, angles, norm of queries and keys) -> the heads'
+outputs, [T, num_heads * head_dim]. Rotates, writes keys and values to the pool, then attends.
+The product, of (num_heads + 2 num_kv_heads) * head_dim columns, is the attention's to change."""
 
 
 @dataclass(frozen=True, slots=True)

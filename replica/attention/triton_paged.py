@@ -19,29 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.attention.metadata import Attend, AttentionMetadata
+from replica.kernels.dependent import launches_early, start, wait
+from replica.kernels.elementwise import rotate_and_store
 from replica.kv_cache import BlockedKVCache
+from replica.rotary import QKNorm, Rotation
 
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 32
 PROGRAMS = 512
 """Programs of a decode step that keep the memory of a large GPU busy."""
-
-
-@triton.jit
-def _store(
-    kv, token_stride, pool, value_offset, slots,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """One token's keys (program axis 1 = 0) or values (1) to its slot."""
-    token, which = tl.program_id(0), tl.program_id(1)
-    slot = tl.load(slots + token)
-    block, offset = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    i = tl.arange(0, WIDTH)
-    inside = i < KV_HEADS * HEAD_DIM
-    source = kv + token.to(tl.int64) * token_stride + which * KV_HEADS * HEAD_DIM + i
-    head = block * KV_HEADS + i // HEAD_DIM
-    target = pool + which * value_offset + (head * BLOCK_SIZE + offset) * HEAD_DIM + i % HEAD_DIM
-    tl.store(target, tl.load(source, mask=inside), mask=inside)
 
 
 @triton.jit(do_not_specialize=["first_row"])  # else a new value might compile under traffic
@@ -51,14 +37,17 @@ def _attend(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HEAD_WIDTH: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (row, KV head and split, tile of the row's queries)."""
+    start(DEPENDENT)
     index = tl.program_id(0)
     kv_head, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
     row = first_row + index
     row_start = tl.load(starts + row)
     query_len = tl.load(starts + row + 1) - row_start
     context = tl.load(contexts + row)
+    wait(DEPENDENT)
     # Query i of the tile: token i // GROUP of the tile, head i % GROUP of those that share K, V.
     TOKENS: tl.constexpr = QUERIES // GROUP
     first_token = tl.program_id(2) * TOKENS
@@ -129,8 +118,11 @@ def _attend(
 def _merge(
     part_out, part_max, part_sum, out,
     HEAD_DIM: tl.constexpr, HEAD_WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head)."""
+    start(DEPENDENT)
+    wait(DEPENDENT)
     place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     s, d = tl.arange(0, SPLITS), tl.arange(0, HEAD_WIDTH)
     in_head = d < HEAD_DIM
@@ -205,18 +197,19 @@ class TritonAttention:
         self._kv_heads, self._head_dim = layers.shape[3], layers.shape[5]
         self._group = num_heads // self._kv_heads
         self._head_bytes = power_of_two(self._head_dim) * layers.dtype.itemsize
+        self._dependent = launches_early(layers.device)
         self._constants = {
             "KV_HEADS": self._kv_heads,
             "HEAD_DIM": self._head_dim,
             "BLOCK_SIZE": cache.block_size,
-        }
-        self._options = {
             "GROUP": self._group,
             "HEAD_WIDTH": max(16, power_of_two(self._head_dim)),
             "WINDOW": window or 0,
             "SOFT_CAP": soft_cap or 0.0,
             # Without "ieee", float32 would be multiplied as tf32.
             "PRECISION": "ieee" if layers.dtype == torch.float32 else "tf32",
+            "DEPENDENT": self._dependent,
+            "launch_pdl": self._dependent,
         }
         # Scores come out in units of log2(e), for exp2.
         self._scale = self._head_dim**-0.5 * LOG2_E
@@ -227,23 +220,18 @@ class TritonAttention:
         split = [launch for launch in plan if launch.splits > 1]
         parts = self._parts(split[0], metadata.block_tables.device) if split else None
 
-        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        def attend(layer: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
             pool = self._pools[layer]
-            self._write(pool, kv, metadata.slot_mapping)
-            out = torch.empty(
-                (len(q), self._num_heads * self._head_dim), dtype=q.dtype, device=q.device
-            )
+            q = rotate_and_store(
+                product, rotation, norm, pool, metadata.slot_mapping, self._num_heads,
+                dependent=self._dependent,
+            )  # fmt: skip
+            out = torch.empty_like(q)
             for launch in plan:
                 self._launch(launch, metadata, q, pool, out, parts)
             return out
 
         return attend
-
-    def _write(self, pool: Tensor, kv: Tensor, slots: Tensor) -> None:
-        width = power_of_two(self._kv_heads * self._head_dim)
-        _store[(len(kv), 2)](
-            kv, kv.stride(0), pool, self._value_offset, slots, **self._constants, WIDTH=width
-        )
 
     def _launch(
         self,
@@ -260,15 +248,16 @@ class TritonAttention:
             q, q.stride(0), pool, self._value_offset, tables, tables.stride(0),
             metadata.query_starts, metadata.device_context_lens, launch.first_row, self._scale,
             out, part_out, part_max, part_sum,
-            **self._constants, **self._options,
+            **self._constants,
             QUERIES=launch.queries, KEYS=launch.keys, SPLITS=launch.splits,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
         if launch.splits > 1:
             _merge[(launch.rows, self._num_heads)](
                 part_out, part_max, part_sum, out,
-                HEAD_DIM=self._head_dim, HEAD_WIDTH=self._options["HEAD_WIDTH"],
-                SPLITS=launch.splits,
+                HEAD_DIM=self._head_dim, HEAD_WIDTH=self._constants["HEAD_WIDTH"],
+                SPLITS=launch.splits, DEPENDENT=self._dependent,
+                num_warps=1, launch_pdl=self._dependent,
             )  # fmt: skip
 
     def _parts(self, launch: Launch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

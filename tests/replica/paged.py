@@ -44,7 +44,7 @@ class PagedModel:
         embedding = decoder.embedding
         cache = KVCache(decoder.spec, num_blocks, block_size, embedding.dtype, embedding.device)
         cache.layers.fill_(torch.nan)
-        self._attention = PagedAttention(cache)
+        self._attention = PagedAttention(cache, decoder.spec.num_heads)
         self._guard = num_blocks
         self._size = block_size
         self._free = list(range(num_blocks))
@@ -73,13 +73,15 @@ class PagedModel:
                 ),
             )
         )
-        logits = self._decoder(
+        logits = torch.empty(sum(counts), self._decoder.spec.vocab_size)
+        self._decoder(
             torch.tensor([token for tokens in work.values() for token in tokens]),
             torch.cat(
                 [torch.arange(start, start + n) for start, n in zip(starts, counts, strict=True)]
             ),
             attend,
             torch.arange(sum(counts)),
+            logits,
         )
         return dict(zip(work, logits.split(counts), strict=True))
 

@@ -13,11 +13,14 @@ from torch import Tensor
 from replica.attention import AttentionMetadata, PagedAttention
 from replica.attention.cpu import MAX_PADDING, similar_lengths
 from replica.kv_cache import KVCache
+from replica.rotary import Rotation
 from tests.replica.paged import attention_spec
 
 HEADS, KV_HEADS, DIM, LAYERS = 6, 2, 8, 2
 
 SPEC = attention_spec(HEADS, KV_HEADS, DIM, LAYERS)
+
+NOT_TURNED = Rotation(torch.ones(()), torch.zeros(()))
 
 
 class Pool:
@@ -79,8 +82,9 @@ class Pool:
         """Attend with random queries, keys and values: (q, kv, result)."""
         count = sum(self.query_lens)
         q, kv = self.random(count, HEADS, DIM), self.random(count, 2, KV_HEADS, DIM)
-        attend = PagedAttention(self.cache).bind(self.metadata())
-        return q, kv, attend(layer, q, kv)
+        attend = PagedAttention(self.cache, HEADS).bind(self.metadata())
+        product = torch.cat((q.flatten(1), kv.flatten(1)), 1)
+        return q, kv, attend(layer, product, NOT_TURNED, None)
 
     def expected(self, q: Tensor, layer: int = 0) -> Tensor:
         """Softmax attention in float64, token by token, over what the pool holds now."""

@@ -126,13 +126,17 @@ def test_logits_of_a_few_tokens_are_those_of_all_tokens(
     decoder = load_decoder(tiny[1], None, torch.float32, CPU)
     tokens, positions = torch.tensor(prompt(9)), torch.arange(9)
 
-    def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        return q.flatten(1)
+    def attend(layer: int, product: Tensor, *angles: object) -> Tensor:
+        return product[:, : decoder.spec.num_heads * decoder.spec.head_dim]
 
-    every = decoder(tokens, positions, attend, positions)
-    assert_same(decoder(tokens, positions, attend, torch.tensor([7, 2])), every[[7, 2]])
-    none = decoder(tokens, positions, attend, torch.tensor([], dtype=torch.int64))
-    assert none.shape == (0, VOCAB_SIZE)
+    def logits_at(*index: int) -> Tensor:
+        found = torch.full((len(index), VOCAB_SIZE), torch.nan)
+        wanted = torch.tensor(index, dtype=torch.int64)
+        decoder(tokens, positions, attend, wanted, found)
+        return found
+
+    assert_same(logits_at(7, 2), logits_at(*range(9))[[7, 2]])
+    assert logits_at().shape == (0, VOCAB_SIZE)
 
 
 def test_a_token_does_not_see_how_far_its_neighbours_are(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from replica.batch import Batch
-from replica.io_slot import FIRST_STOP_ID, Sizes, input_layout, packed
+from replica.io_slot import FIRST_STOP_ID, NEUTRAL, Sizes, input_layout, packed
 from replica.rng import uniform
 from replica.sampler import Sampler, keep_most_likely
 from replica.sequence import MAX_STOP_IDS
@@ -22,6 +24,7 @@ def sample(
     temperature: float | list[float] = 1.0,
     top_k: int | list[int] = 0,
     top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
     seed: int | list[int] = 0,
     choice: int = 0,
     position: int | list[int] = 0,
@@ -37,33 +40,34 @@ def sample(
     inputs["new_rows"][:] = everything
     inputs["sample_rows"][:] = everything
     inputs["sample_positions"][:] = torch.as_tensor(position)
-    columns = (top_k, seed, choice, hold_until)
+    columns = (top_k, seed, choice, hold_until, 0)
     for column, value in enumerate(columns):
         inputs["row_ints"][:, column] = torch.as_tensor(value)
     inputs["row_ints"][:, FIRST_STOP_ID:] = -1
     inputs["row_ints"][:, FIRST_STOP_ID : FIRST_STOP_ID + len(stop_ids)] = torch.tensor(
         stop_ids, dtype=torch.int64
     )
-    inputs["row_floats"][:, 0] = torch.as_tensor(temperature)
-    inputs["row_floats"][:, 1] = torch.as_tensor(top_p)
+    inputs["row_floats"][:] = torch.tensor(NEUTRAL)
+    for column, value in enumerate((temperature, top_p, min_p)):
+        inputs["row_floats"][:, column] = torch.as_tensor(value)
     rows = np.arange(count, dtype=np.int32)
-    batch = Batch(
-        step=0,
-        rows=rows,
-        starts=rows,
-        lengths=np.ones(count, np.int32),
-        sequences=(),
-        samples=rows,
+    filtered = (
+        (torch.as_tensor(top_k) > 0) | (torch.as_tensor(top_p) < 1) | (torch.as_tensor(min_p) > 0)
+    )
+    batch = replace(
+        Batch.padding(count),
         new_rows=rows,
         greedy=bool((inputs["row_floats"][:, 0] == 0).all()),
-        filtered=bool(((torch.as_tensor(top_k) > 0) | (torch.as_tensor(top_p) < 1)).any()),
+        filtered=bool(filtered.any()),
         held=hold_until > 0,
         constrained=mask is not None,
     )
     sampler = Sampler(count, logits.shape[1])
     sampler.admit_rows(batch, inputs)
-    ids = sampler.sample(batch, inputs, logits.clone(), mask)
-    assert torch.equal(sampler._last_token[:count], ids)
+    before = logits.clone()
+    ids = sampler.sample(batch, inputs, logits, mask)
+    assert torch.equal(logits, before), "log probabilities are read from them afterwards"
+    assert torch.equal(sampler.last_token[:count], ids)
     chosen: list[int] = ids.tolist()
     return chosen
 
@@ -79,7 +83,7 @@ def chi_square(draws: list[int], expected: Tensor) -> float:
 
 
 LOGITS = torch.randn(VOCAB, generator=torch.Generator().manual_seed(7)) * 2
-DRAWS = 5000
+DRAWS = 20_000
 
 
 @pytest.mark.parametrize(
@@ -91,11 +95,13 @@ DRAWS = 5000
         ({"top_k": 5}, 5),
         ({"top_p": 0.7}, None),
         ({"top_k": 20, "top_p": 0.8}, None),
+        ({"min_p": 0.05}, None),
+        ({"min_p": 0.02, "top_k": 20, "top_p": 0.95, "temperature": 1.3}, None),
         ({"temperature": 0.6}, VOCAB),
     ],
 )
 def test_draws_follow_the_exact_distribution(options, kept):
-    """R04, X6: chi-square at 5,000 draws; rows without top-k beside rows with it."""
+    """R04, X6: chi-square; rows without top-k beside rows with it."""
     probabilities = (LOGITS / options.get("temperature", 1.0)).softmax(-1).double()
     order = probabilities.argsort(descending=True)
     top_k = options.get("top_k", 0)
@@ -104,6 +110,8 @@ def test_draws_follow_the_exact_distribution(options, kept):
     masses = probabilities[candidates] / probabilities[candidates].sum()
     inside = int((masses.cumsum(0) < options.get("top_p", 1.0)).sum()) + 1
     expected[candidates[:inside]] = masses[:inside] / masses[:inside].sum()
+    expected[probabilities < options.get("min_p", 0) * probabilities.max()] = 0
+    expected /= expected.sum()
     if kept is not None:
         assert int((expected > 0).sum()) == kept
     draws = sample(LOGITS.expand(DRAWS, -1), seed=list(range(DRAWS)), **options)
@@ -116,6 +124,7 @@ def test_greedy_and_top_k_1_take_the_most_likely():
     assert sample(LOGITS[None], temperature=0.0) == [best]
     assert set(sample(LOGITS.expand(200, -1), top_k=1, seed=list(range(200)))) == {best}
     assert set(sample(LOGITS.expand(200, -1), top_p=1e-9, seed=list(range(200)))) == {best}
+    assert set(sample(LOGITS.expand(200, -1), min_p=1.0, seed=list(range(200)))) == {best}
 
 
 def test_a_greedy_row_with_banned_tokens_beside_a_sampled_one_makes_no_nan():
@@ -182,7 +191,9 @@ def test_a_mask_leaves_only_what_it_allows():
 
 def test_filters_keep_ties_and_never_everything_or_nothing():
     probabilities = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0]])
-    kept = keep_most_likely(probabilities, torch.tensor([2, 2]), torch.tensor([0.0, 0.9]))
+    kept = keep_most_likely(
+        probabilities, torch.tensor([2, 2]), torch.tensor([0.0, 0.9]), torch.tensor([0.25, 0.0])
+    )
     assert kept.tolist() == [[0.25] * 4, [1.0, 0.0, 0.0, 0.0]]
 
 

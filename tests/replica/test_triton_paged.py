@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replica.attention import AttentionMetadata
 from replica.kv_cache import BlockedKVCache
+from replica.rotary import Rotation
 from tests.replica.paged import attention_spec
 
 LAYERS = 2
@@ -94,11 +95,13 @@ class Pool:
         """Attend with random queries, keys and values: (q, result)."""
         from replica.attention.triton_paged import TritonAttention
 
-        heads = self.random(sum(self.query_lens), self.heads + 2 * self.kv_heads, self.dim)
-        q, kv = torch.split(heads, [self.heads, 2 * self.kv_heads], 1)
-        kv = kv.view(len(kv), 2, self.kv_heads, self.dim)
+        count = sum(self.query_lens)
+        heads = self.random(count, self.heads + 2 * self.kv_heads, self.dim)
+        straight = torch.ones(count, self.dim // 2, device=self.device)
         attend = TritonAttention(self.cache, self.heads, **options).bind(self.metadata())
-        return q, attend(layer, q, kv)
+        rotation = Rotation(straight, torch.zeros_like(straight))
+        result = attend(layer, heads.flatten(1)[None], rotation, None)
+        return heads[:, : self.heads], result
 
     def expected(
         self, q: Tensor, layer: int = 1, window: int | None = None, soft_cap: float | None = None

@@ -3,7 +3,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
@@ -23,10 +25,10 @@ LIMITS = Limits(max_body_bytes=2_000_000, default_max_tokens=50)
 
 @dataclass
 class Site:
-    """The real application behind a real HTTP server, over a scripted backend."""
+    """The real application behind a real HTTP server."""
 
     url: str
-    backend: TextBackend
+    backend: Any
     app: object
 
     def wait_until_idle(self, seconds: float = 1.0) -> None:
@@ -47,11 +49,11 @@ def smollm2() -> PreTrainedTokenizerFast:
     return smollm2_tokenizer()
 
 
-@pytest.fixture(scope="session")
-def running_site(tokenizer: PreTrainedTokenizerFast) -> Iterator[Site]:
-    backend = TextBackend()
+@contextmanager
+def serve(backend: Any, tokenizer: PreTrainedTokenizerFast, limits: Limits) -> Iterator[Site]:
+    """Until the end of the block."""
     tenants = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)])])
-    app = create_app(backend, tokenizer, tenants.find_by_key, LIMITS)
+    app = create_app(backend, tokenizer, tenants.find_by_key, limits, aliases=["text-alias"])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -61,6 +63,12 @@ def running_site(tokenizer: PreTrainedTokenizerFast) -> Iterator[Site]:
     yield Site(f"http://127.0.0.1:{port}", backend, app)
     server.should_exit = True
     thread.join(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def running_site(tokenizer: PreTrainedTokenizerFast) -> Iterator[Site]:
+    with serve(TextBackend(), tokenizer, LIMITS) as site:
+        yield site
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import logging
 import resource
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -25,10 +26,54 @@ def test_the_sdk_reads_whole_answers(client: openai.OpenAI) -> None:
 
 
 def test_the_sdk_lists_the_model(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["text"]
+    assert [model.id for model in client.models.list()] == ["text", "text-alias"]
     assert client.models.retrieve("text").created == 1_700_000_000
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
+
+
+def test_an_alias_is_the_same_model(client: openai.OpenAI) -> None:
+    """Answers name the model itself."""
+    alias = client.models.retrieve("text-alias")
+    assert (alias.id, alias.model_extra["root"]) == ("text-alias", "text")
+    assert client.chat.completions.create(**chat(model="text-alias")).model == "text"
+    assert client.completions.create(**text(model="text-alias")).choices[0].text == "hello"
+
+
+def test_texts_and_conversations_are_tokenised_as_for_an_answer(http: httpx.Client) -> None:
+    expected = {"tokens": [*b"hello"], "count": 5, "max_model_len": 200}
+    assert http.post("/tokenize", json=text()).json() == expected
+    assert http.post("/tokenize", json=chat()).json() == expected
+    assert http.post("/tokenize", json=text(prompt="")).json()["tokens"] == []
+    body = {"model": "text", "tokens": [*"héé".encode(), 256]}
+    assert http.post("/detokenize", json=body).json() == {"prompt": "héé</s>"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
+        ("/tokenize", {"prompt": "a" * 100_000}, "prompt"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [258]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [2**70]}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens"),
+    ],
+)
+def test_what_cannot_be_tokenised_is_refused(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    assert refused(http.post(path, json={"model": "text", **body}))["param"].startswith(param)
+    refused(http.post(path, json={"model": "other", "prompt": "a", "tokens": []}), 404)
+
+
+def test_the_version_is_told(http: httpx.Client) -> None:
+    assert http.get("/version").json().keys() == {"version"}
+    assert http.get("/version").json()["version"]
 
 
 @pytest.mark.parametrize(
@@ -48,9 +93,24 @@ def test_the_sdk_lists_the_model(client: openai.OpenAI) -> None:
         {"temperature": 0},
         {"max_tokens": 10**9},
         {"logit_bias": {}},
+        {"logit_bias": None},
+        {"logit_bias": {"0": 100, "257": -100.0}},
+        {"logit_bias": {str(token): 0.5 for token in range(258)}},
         {"frequency_penalty": 0},
-        {"presence_penalty": 0.0},
+        {"frequency_penalty": 2},
+        {"presence_penalty": -2.0},
+        {"repetition_penalty": 1},
+        {"min_p": 0},
+        {"min_p": 1.0},
+        {"bad_words": []},
+        {"bad_words": ["a", "a"]},
+        {"prompt_logprobs": 0},
+        {"prompt_logprobs": None},
+        {"logprobs": None, "top_logprobs": None},
         {"stop_token_ids": []},
+        {"response_format": None},
+        {"response_format": {"type": "text"}},
+        {"guided_choice": None},
         {"stream_options": None},
         {"user": "someone"},
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
@@ -70,6 +130,26 @@ def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[
         *[("temperature", value) for value in (-0.1, 2.1, True, "1")],
         *[("top_p", value) for value in (-0.1, 1.1, True, "1")],
         *[("top_k", value) for value in (-2, 1.0, True, "1")],
+        *[("response_format", v) for v in ("json", [], {}, {"type": "xml"}, {"type": 1})],
+        *[
+            ("response_format", {"type": "json_schema", "json_schema": value})
+            for value in (None, "{}", {}, {"schema": []}, {"schema": {"type": "nothing"}})
+        ],
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": {"if": {}}}}),
+        *[("guided_json", value) for value in (1, "{", "[]", [], {"$ref": "http://a/b"})],
+        *[("guided_regex", value) for value in ("", "((", 1, ["a"], "a" * 70_000)],
+        *[("guided_choice", value) for value in ("a", [], [""], [1], ["a"] * 1001)],
+        *[("guided_grammar", value) for value in ("", "start: nothing", "?", 1)],
+        *[("min_p", value) for value in (-0.1, 1.1, True, "1")],
+        *[("presence_penalty", value) for value in (-2.1, 2.1, True, False, "1")],
+        *[("frequency_penalty", value) for value in (-2.1, 2.1, True, False, "1")],
+        *[("repetition_penalty", value) for value in (0, -1, 101, True, "1")],
+        *[("prompt_logprobs", value) for value in (-1, 21, 10**9, 1.0, True, "1")],
+        *[("logit_bias", value) for value in ([], "a", 1, {"191222": -100}, {"258": 5})],
+        *[("logit_bias", {key: 1}) for key in ("a", "-1", "1.0", "01", "", "²", "9" * 400)],
+        *[("logit_bias", {"1": value}) for value in (101, -101, None, "1", True, [], 10**400)],
+        ("logit_bias", {str(token): 1 for token in range(301)}),
+        *[("bad_words", value) for value in ("a", [""], [1], ["a"] * 33, ["a" * 129])],
         *[("seed", value) for value in (2**64, -(2**63) - 1, 1.0, True, "1")],
         *[("max_tokens", value) for value in (0, -1, 1.5, 1.0, True, "5", [], {})],
         *[("min_tokens", value) for value in (-1, 1.0, True, "5", 51)],
@@ -100,7 +180,9 @@ def test_wrong_values_are_refused_by_name(
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-@pytest.mark.parametrize("field", ["temperature", "top_p", "max_tokens", "presence_penalty", "n"])
+@pytest.mark.parametrize(
+    "field", ["temperature", "top_p", "min_p", "max_tokens", "presence_penalty", "n", "logprobs"]
+)
 def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, number: str) -> None:
     """R14, X10."""
     body = json.dumps(chat())[:-1] + f', "{field}": {number}}}'
@@ -111,45 +193,126 @@ def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, n
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("logprobs", True),
-        ("top_logprobs", 10**9),
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "required"),
-        ("response_format", {"type": "json_object"}),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", False),
-        ("logit_bias", {"191222": -100}),
-        ("logit_bias", {"a": 101}),
         ("modalities", ["audio"]),
-        ("repetition_penalty", 1.1),
     ],
 )
 def test_what_would_change_a_chat_answer_is_refused(
     http: httpx.Client, field: str, value: object
 ) -> None:
-    """C22, C23, R14."""
     error = refused(http.post(CHAT, json=chat(**{field: value})))
     assert (error["code"], error["param"]) == ("unsupported_parameter", field)
 
 
+def test_a_suffix_is_refused(http: httpx.Client) -> None:
+    error = refused(http.post(TEXT, json=text(suffix="end")))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "suffix")
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_bias_is_a_number(http: httpx.Client, number: str) -> None:
+    """R14."""
+    body = json.dumps(chat())[:-1] + f', "logit_bias": {{"1": {number}}}}}'
+    headers = {"Content-Type": "application/json"}
+    refused(http.post(CHAT, content=body, headers=headers))
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("logprobs", 0), ("suffix", "end"), ("best_of", 2), ("bad_words", ["a"])]
+    ("path", "fields", "param"),
+    [
+        *[(CHAT, {"logprobs": value}, "logprobs") for value in (1, 0, "true")],
+        *[
+            (CHAT, {"logprobs": True, "top_logprobs": value}, "top_logprobs")
+            for value in (-1, 21, 10**9, 1.0, True, "1")
+        ],
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        *[(TEXT, {"logprobs": value}, "logprobs") for value in (-1, 21, 10**9, 1.0, True, "1")],
+        *[(TEXT, {"best_of": value}, "best_of") for value in (0, -1, 17, 1.0, True, "1")],
+        (TEXT, {"best_of": 1, "n": 2}, "best_of"),
+        (TEXT, {"best_of": 2, "stream": True}, "best_of"),
+        (TEXT, {"echo": 1}, "echo"),
+        (TEXT, {"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
+        (CHAT, {"response_format": {"type": "json_object"}, "min_tokens": 1}, "min_tokens"),
+        (CHAT, {"guided_json": {}, "ignore_eos": True}, "ignore_eos"),
+        (TEXT, {"max_tokens": 0}, "max_tokens"),
+    ],
 )
-def test_what_would_change_a_completion_is_refused(
-    http: httpx.Client, field: str, value: object
+def test_wrong_values_of_one_endpoint_are_refused_by_name(
+    http: httpx.Client, backend: TextBackend, path: str, fields: dict[str, Any], param: str
 ) -> None:
-    error = refused(http.post(TEXT, json=text(**{field: value})))
-    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+    """C22, C23."""
+    body = chat(**fields) if path == CHAT else text(**fields)
+    error = refused(http.post(path, json=body))
+    assert error["param"] == param
+    assert param in error["message"]
+    assert backend.generations == []
 
 
 def test_best_of_n_is_served(http: httpx.Client) -> None:
     assert http.post(TEXT, json=text(best_of=2, n=2, suffix="")).status_code == 200
 
 
-def test_tool_calls_in_a_message_are_refused(http: httpx.Client) -> None:
-    message = {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}
-    error = refused(http.post(CHAT, json=chat(messages=[message])))
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "tool_calls")
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *[({"tools": tools}, "tools") for tools in (1, {}, [1], [{}], [TOOL] * 129, [TOOL, TOOL])],
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
+         "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": TOOL}, "tool_choice"),
+        *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+        ),
+        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [TOOL], "min_tokens": 2}, "min_tokens"),
+        *[
+            ({"messages": [{"role": "assistant", "tool_calls": calls}]}, "messages")
+            for calls in (
+                1,
+                [],
+                [{"id": "1"}],
+                [{"id": "1", "function": {"name": "f", "arguments": {}}}],
+                [{"id": "1", "function": {"name": "f", "arguments": "[]"}}],
+                [{"id": "1", "function": {"name": "f", "arguments": "{" * 100_000}}],
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_bad_tools_are_refused(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    error = refused(http.post(CHAT, json=chat(**fields)))
+    assert error["param"].split(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": None, "tool_choice": "none"},
+        {"tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "none", "min_tokens": 1},
+        {"tools": [TOOL], "parallel_tool_calls": False},
+    ],
+)
+def test_tools_that_change_nothing_are_served(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any]
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    backend.skip_until = "hello"
+    reply = http.post(CHAT, json=chat(**fields))
+    message = reply.json()["choices"][0]["message"]
+    assert "tool_calls" not in message
+    assert message["content"] == "hello"
 
 
 def test_unknown_fields_are_ignored_and_told_once(

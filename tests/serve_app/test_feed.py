@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.messages import Output, Sampling, Submit
+from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from serve_app import feed as feed_module
 from serve_app.feed import Feed
 
@@ -141,3 +141,20 @@ async def test_a_reader_sees_each_token_once_whatever_breaks(seed: int, count: i
                 received += new.token_ids
                 ended = new.finish_reason is not None
     assert received == list(range(count))
+
+
+async def test_log_probabilities_stay_with_their_tokens() -> None:
+    """Those of the prompt come once, with the first token."""
+    feed = Feed()
+    feed.open(submit())
+    reader = feed.attach({KEY: 0})
+    told = [TokenLogprobs(-float(n), (n,), (-float(n),)) for n in range(4)]
+    feed.record(Output("r", 0, 0, (10,), logprobs=(told[0],), prompt_logprobs=(told[3],)))
+    feed.record(Output("r", 0, 1, (11,), logprobs=(told[1],)))
+    first = Output("r", 0, 0, (10, 11), logprobs=(told[0], told[1]), prompt_logprobs=(told[3],))
+    assert await feed.take(reader, 1.0) == [first]
+    feed.record(Output("r", 0, 2, (12,), logprobs=(told[2],)))
+    assert await feed.take(reader, 1.0) == [Output("r", 0, 2, (12,), logprobs=(told[2],))]
+    again = feed.attach({KEY: 1})
+    rest = Output("r", 0, 1, (11, 12), logprobs=(told[1], told[2]))
+    assert await feed.take(again, 1.0) == [rest]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from replica.messages import Output, Sampling, Submit
+from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from serve_app.mailbox import Mailbox, ReplicaLost
 
 
@@ -70,3 +70,15 @@ async def test_what_came_before_the_loss_is_read_first() -> None:
     for _ in range(2):
         with pytest.raises(ReplicaLost, match="it burns"):
             await box.get()
+
+
+async def test_log_probabilities_stay_with_their_tokens() -> None:
+    """Also where outputs overlap; those of the prompt are read once."""
+    box = mailbox()
+    told = [TokenLogprobs(-float(n), (n,), (-float(n),)) for n in range(4)]
+    box.put(Output("r", 0, 0, (10,), logprobs=(told[0],), prompt_logprobs=(told[3],)))
+    box.put(Output("r", 0, 0, (10, 11), logprobs=(told[0], told[1]), prompt_logprobs=(told[3],)))
+    first = Output("r", 0, 0, (10, 11), logprobs=(told[0], told[1]), prompt_logprobs=(told[3],))
+    assert await box.get() == first
+    box.put(Output("r", 0, 0, (10, 11, 12), logprobs=tuple(told[:3]), prompt_logprobs=(told[3],)))
+    assert await box.get() == Output("r", 0, 2, (12,), logprobs=(told[2],))

@@ -20,9 +20,10 @@ def test_every_other_value_is_found(table: Table) -> None:
 
 
 def test_false_is_not_zero() -> None:
-    assert first_unsupported({"presence_penalty": False}, CHAT) == "presence_penalty"
-    assert first_unsupported({"presence_penalty": 0.0}, CHAT) is None
-    assert first_unsupported({"logprobs": 0}, CHAT) == "logprobs"
+    table: Table = {"number": (0,), "flag": (False,)}
+    assert first_unsupported({"number": False}, table) == "number"
+    assert first_unsupported({"number": 0.0}, table) is None
+    assert first_unsupported({"flag": 0}, table) == "flag"
 
 
 def test_what_is_refused_needs_no_warning() -> None:

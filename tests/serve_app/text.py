@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replica.messages import FinishReason
+from replica.messages import FinishReason, TokenLogprobs
 from serve_app.backend import (
     Delta,
     EngineFailure,
@@ -61,6 +61,25 @@ def _gpt2_alphabet() -> dict[str, int]:
     )
 
 
+def logprob(token_id: int) -> float:
+    return -(token_id % 50) / 10 - 0.1
+
+
+def told(token_ids: Sequence[int], alternatives: int | None) -> tuple[TokenLogprobs, ...]:
+    """Of each token something else, so that no two can be mixed up."""
+    if alternatives is None:
+        return ()
+    numbers = range(alternatives)
+    return tuple(
+        TokenLogprobs(
+            logprob(token),
+            tuple((token + number) % 256 for number in numbers),
+            tuple(logprob(token) - number for number in numbers),
+        )
+        for token in token_ids
+    )
+
+
 @dataclass
 class TextBackend:
     """Emits the prompt's own ids, `per_delta` at a time, and EOS after them.
@@ -83,6 +102,8 @@ class TextBackend:
     crash_after: int | None = None
     """Deltas before the backend raises what nobody has planned."""
     cached_tokens: int = 0
+    skip_until: str = ""
+    """Where in its prompt the answer begins."""
 
     generations: list[Generation] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -134,11 +155,15 @@ class TextBackend:
     def _deltas(self, generation: Generation) -> list[Delta]:
         ids, reason = self._until_stop(generation)
         borders = range(0, len(ids), self.per_delta)
+        sampling = generation.sampling
+        of_prompt = told(generation.prompt_ids[1:], sampling.prompt_logprobs)
         return [
             Delta(
                 token_ids=ids[start : start + self.per_delta],
                 finish_reason=reason if start == borders[-1] else None,
                 cached_tokens=self.cached_tokens,
+                logprobs=told(ids[start : start + self.per_delta], sampling.logprobs),
+                prompt_logprobs=() if start else of_prompt,
             )
             for start in borders
         ]
@@ -147,7 +172,10 @@ class TextBackend:
         sampling = generation.sampling
         eos = self.model_.eos_token_ids
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
-        ids = (*generation.prompt_ids, eos[0])
+        prompt = generation.prompt_ids
+        if self.skip_until:
+            prompt = prompt[bytes(prompt).index(self.skip_until.encode()) :]
+        ids = (*prompt, eos[0])
         while len(ids) < sampling.max_tokens:
             ids += ids
         ids = ids[: sampling.max_tokens]

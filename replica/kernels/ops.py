@@ -1,0 +1,88 @@
+"""The arithmetic of a layer on a GPU: fused kernels, and for each product what was found fastest.
+
+Without plans every product is cuBLAS's, so that nothing depends on a kernel of ours having been
+tried on this GPU. `replica.kernels.tuning` finds plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from replica.kernels import elementwise
+from replica.kernels.dependent import launches_early
+from replica.kernels.skinny import MAX_TOKENS, Plan, product, tile_tokens
+from replica.linear import Linear
+from replica.rotary import Rotation, angles
+
+Kind: TypeAlias = Literal["linear", "gated", "logits"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKey:
+    """All that the speed of a product depends on."""
+
+    kind: Kind
+    outputs: int
+    inputs: int
+    tokens: int
+    """Rounded up to what a program computes."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.outputs}x{self.inputs} of {self.tokens}"
+
+
+@dataclass(slots=True)
+class GpuOps:
+    """`replica.layer_ops.LayerOps`. A product is [parts, T, outputs]."""
+
+    device: torch.device
+    plans: dict[ProductKey, Plan | None] = field(default_factory=dict)
+    """None, or no entry: cuBLAS."""
+    dependent: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dependent = launches_early(self.device)
+
+    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
+        return Rotation(*angles(positions, frequencies))
+
+    def add_norm(self, residual: Tensor, update: Tensor | None, norm: nn.RMSNorm) -> Tensor:
+        assert norm.eps is not None
+        weight, eps = norm.weight, norm.eps
+        return elementwise.add_norm(residual, update, weight, eps, dependent=self.dependent)
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        plan = self._plan("linear", x, layer)
+        if plan is None:
+            return F.linear(x, layer.weight, layer.bias).unsqueeze(0)
+        return product(x, layer.weight, layer.bias, plan)
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        plan = self._plan("gated", x, gate_up)
+        if plan is None:
+            both = F.linear(x, gate_up.weight)
+            return elementwise.silu_and_multiply(both, dependent=self.dependent)
+        return product(x, gate_up.weight, None, plan, gated=True)[0]
+
+    def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
+        plan = self._plan("logits", x, head)
+        if plan is not None:
+            product(x, head.weight, None, plan, out=out)
+        elif x.dtype == torch.float32:
+            torch.mm(x, head.weight.t(), out=out)
+        else:
+            torch.mm(x, head.weight.t(), out_dtype=torch.float32, out=out)
+
+    def _plan(self, kind: Kind, x: Tensor, layer: Linear) -> Plan | None:
+        if len(x) > MAX_TOKENS:
+            return None
+        return self.plans.get(product_key(kind, layer, len(x)))
+
+
+def product_key(kind: Kind, layer: Linear, tokens: int) -> ProductKey:
+    return ProductKey(kind, layer.out_features, layer.in_features, tile_tokens(tokens))

@@ -1,0 +1,140 @@
+"""Finds out at start how this GPU computes each product fastest, and remembers it on disk.
+
+A product is timed over the weights of all layers in turn, in a graph, as a step does it: with one
+weight only, the second run would find it in the cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import triton
+from tqdm import tqdm
+
+from replica.cuda import CudaDevice, CudaRecorder
+from replica.kernels.ops import GpuOps, ProductKey, product_key
+from replica.kernels.skinny import MAX_TOKENS, Plan, plans, supported, tile_tokens
+from replica.linear import Linear
+from replica.model import Decoder
+from replica.stream import Work
+
+REPLAYS = 4
+
+
+class Remembered:
+    """Plans by key, in a file per GPU model and version of the libraries."""
+
+    def __init__(self, folder: Path, device: CudaDevice) -> None:
+        about = (torch.cuda.get_device_name(device.memory), torch.__version__, triton.__version__)
+        digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+        self._path = folder / f"products-{digest}.json"
+        self._known: dict[str, dict[str, int] | None] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self._known = json.loads(self._path.read_text())
+
+    def __contains__(self, key: ProductKey) -> bool:
+        return str(key) in self._known
+
+    def get(self, key: ProductKey) -> Plan | None:
+        found = self._known[str(key)]
+        return None if found is None else Plan(**found)
+
+    def put(self, key: ProductKey, plan: Plan | None) -> None:
+        self._known[str(key)] = None if plan is None else asdict(plan)
+
+    def save(self) -> None:
+        """Whole or not at all; without a folder to write to, the next start measures again."""
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft = self._path.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps(self._known, indent=1))
+            draft.replace(self._path)
+
+
+def keep_compiled(cache_dir: str) -> None:
+    """Have Triton keep what it compiles in this process in that folder, if it can be written."""
+    folder = Path(cache_dir).expanduser() / "triton"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        triton.knobs.cache.dir = str(folder)
+
+
+def tune(decoder: Decoder, max_rows: int, device: CudaDevice, cache_dir: str) -> None:
+    """Give the decoder's products plans, for steps of up to `max_rows` tokens."""
+    ops = decoder.ops
+    assert isinstance(ops, GpuOps)
+    remembered = Remembered(Path(cache_dir).expanduser(), device)
+    products = dict(_products(decoder, max_rows))
+    unknown = [key for key in products if key not in remembered]
+    for key in tqdm(unknown, desc="Timing products", unit="product", disable=not unknown):
+        remembered.put(key, _fastest(key, products[key], device))
+    if unknown:
+        remembered.save()
+    ops.plans.update({key: remembered.get(key) for key in products})
+
+
+def _products(decoder: Decoder, max_rows: int) -> Iterator[tuple[ProductKey, Sequence[Linear]]]:
+    """The products that there is a kernel for, with the weights of all layers."""
+    found: dict[ProductKey, list[Linear]] = defaultdict(list)
+    sizes = {tile_tokens(tokens) for tokens in range(1, min(max_rows, MAX_TOKENS) + 1)}
+    for tokens in sorted(sizes):
+        for layer in decoder.decoder_layers():
+            for linear in (layer.qkv, layer.output, layer.down):
+                found[product_key("linear", linear, tokens)].append(linear)
+            found[product_key("gated", layer.gate_up, tokens)].append(layer.gate_up)
+        found[product_key("logits", decoder.head, tokens)].append(decoder.head)
+    for key, layers in found.items():
+        if supported(layers[0].weight):
+            yield key, layers
+
+
+def _fastest(key: ProductKey, layers: Sequence[Linear], device: CudaDevice) -> Plan | None:
+    gated, whole = key.kind == "gated", key.kind == "logits"
+    tried = plans(layers[0].weight, key.tokens, gated=gated, whole=whole)
+    times = {plan: _time_ms(key, layers, plan, device) for plan in (None, *tried)}
+    return min(times, key=lambda plan: times[plan])
+
+
+def _time_ms(
+    key: ProductKey, layers: Sequence[Linear], plan: Plan | None, device: CudaDevice
+) -> float:
+    """Of the products of all layers; infinite if there is no such kernel for this GPU."""
+    work = _work(GpuOps(device.memory, {key: plan}), key, layers)
+    recorder = CudaRecorder(device)
+    found: list[float] = []
+
+    def measure() -> None:
+        recording = recorder(work)
+        found.extend(recorder.timed_ms(recording.replay) for _ in range(REPLAYS))
+
+    with contextlib.suppress(RuntimeError):
+        device.stream("compute").run(measure)
+    return min(found, default=float("inf"))
+
+
+def _work(ops: GpuOps, key: ProductKey, layers: Sequence[Linear]) -> Work:
+    """All products once, each with what reads it: adding up many parts takes time too."""
+    weight = layers[0].weight
+    x = torch.ones(key.tokens, key.inputs, dtype=weight.dtype, device=weight.device)
+    outputs = x.new_zeros(key.tokens, key.outputs)
+    logits = outputs.to(torch.float32)
+    norm = torch.nn.RMSNorm(key.outputs, 1e-5, dtype=weight.dtype, device=weight.device)
+
+    def work() -> None:
+        for layer in layers:
+            if key.kind == "logits":
+                ops.logits(x, layer, logits)
+            elif key.kind == "gated":
+                ops.gated(x, layer)
+            else:
+                ops.add_norm(outputs, ops.linear(x, layer), norm)
+
+    return work

@@ -1,0 +1,174 @@
+"""Values of single fields: what a request may say, in the form in which it is used.
+
+Each function takes what JSON held and raises a PydanticCustomError, in words for the client,
+for what it cannot be. The module does not know which request a field belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from pydantic import ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from replica.messages import MAX_BIASES
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 16
+MAX_BAD_WORDS = 32
+MAX_BAD_WORD_CHARS = 128
+MAX_BIAS = 100
+MAX_CHOICES = 1000
+
+Prompt: TypeAlias = "str | list[int]"
+
+
+def fault(message: str, param: str | None = None) -> PydanticCustomError:
+    """`param` where no single field is being validated."""
+    return PydanticCustomError("invalid", "{message}", {"message": message, "param": param})
+
+
+def unsupported(name: str) -> PydanticCustomError:
+    message = "{param} is not supported by this server"
+    return PydanticCustomError("unsupported_parameter", message, {"param": name})
+
+
+def as_stops(value: object) -> tuple[str, ...]:
+    """A string or a list of strings, as a tuple without duplicates."""
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise fault(f"must be a string or a list of at most {MAX_STOPS} strings")
+    if not all(isinstance(stop, str) and 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise fault(f"each must be a string of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(dict.fromkeys(stops))
+
+
+def as_bad_words(value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MAX_BAD_WORDS:
+        raise fault(f"must be a list of at most {MAX_BAD_WORDS} strings")
+    if not all(isinstance(word, str) and 1 <= len(word) <= MAX_BAD_WORD_CHARS for word in value):
+        raise fault(f"each must be a string of 1 to {MAX_BAD_WORD_CHARS} characters")
+    return tuple(dict.fromkeys(value))
+
+
+def as_biases(value: object) -> tuple[tuple[int, float], ...]:
+    """An object of token ids, written as decimal numbers, and what to add to their logits."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or len(value) > MAX_BIASES:
+        raise fault(f"must be an object of at most {MAX_BIASES} token ids and biases")
+    if not all(map(_is_written_id, value)):
+        raise fault("the keys must be token ids")
+    if not all(map(_is_bias, value.values())):
+        raise fault(f"the values must be numbers from -{MAX_BIAS} to {MAX_BIAS}")
+    biases = {int(token): float(bias) for token, bias in value.items()}
+    return tuple(sorted((token, bias) for token, bias in biases.items() if bias))
+
+
+def _is_written_id(key: object) -> bool:
+    """As `str` writes it: no sign, no leading zero, and no two keys for one id."""
+    return isinstance(key, str) and len(key) < 20 and key.isdecimal() and str(int(key)) == key
+
+
+def _is_bias(value: object) -> bool:
+    return type(value) in (int, float) and -MAX_BIAS <= value <= MAX_BIAS  # type: ignore[operator]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def as_prompts(value: object) -> list[Prompt]:
+    """A text, a list of token ids, or a list of either kind; here always a list."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if _is_ids(value):
+            return [value]
+        if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
+            return value
+    raise fault("must be a text, a list of token ids, or a list of texts or of such lists")
+
+
+def as_content(value: object, info: ValidationInfo) -> str:
+    """The content of a message: a text, or text parts, which are joined by line breaks. One that
+    calls tools may have none."""
+    if value is None and info.data.get("tool_calls"):
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise fault("must be a text or a list of text parts")
+    return "\n".join(map(_text_of_part, value))
+
+
+def _text_of_part(part: object) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    raise fault('only parts {"type": "text", "text": ...} are supported')
+
+
+def as_response_format(value: object) -> Mapping[str, Any] | None:
+    """The JSON schema that it asks for; None for plain text."""
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+        case {"type": "json_schema"}:
+            raise fault("json_schema must be an object with a schema, which is an object")
+    raise fault("type must be text, json_object or json_schema")
+
+
+def as_tool_choice(value: object) -> tuple[str, str | None]:
+    """(mode, name of the one tool that is to be called)."""
+    match value:
+        case "none" | "auto" | "required":
+            return value, None
+        case {"type": "function", "function": {"name": str(name)}}:
+            return "one", name
+    raise fault('must be none, auto, required or {"type": "function", "function": {"name": ...}}')
+
+
+def as_arguments(value: object) -> Mapping[str, Any]:
+    """Of a call: a JSON object, written as a string."""
+    try:
+        arguments = json.loads(value) if isinstance(value, str) else None
+    except (ValueError, RecursionError):
+        arguments = None
+    if isinstance(arguments, dict):
+        return arguments
+    raise fault("must be a JSON object, written as a string")
+
+
+def as_schema(value: object) -> Mapping[str, Any] | None:
+    """A JSON schema: an object, or one written as a string."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            value = "not JSON"
+    if value is None or isinstance(value, dict):
+        return value
+    raise fault("must be a JSON schema")
+
+
+def as_choices(value: object) -> tuple[str, ...] | None:
+    """Texts, one of which the answer is to be."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_CHOICES:
+        raise fault(f"must be a list of 1 to {MAX_CHOICES} strings")
+    if not all(isinstance(text, str) and text for text in value):
+        raise fault("each must be a string that is not empty")
+    return tuple(dict.fromkeys(value))

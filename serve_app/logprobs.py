@@ -1,0 +1,112 @@
+"""Log probabilities as OpenAI's API shows them, in the two shapes of its endpoints.
+
+The module knows neither HTTP nor what the rest of an answer looks like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from replica.messages import TokenLogprobs
+from serve_app.token_texts import TokenTexts
+
+LEAST = -9999.0
+"""Stands for minus infinity, which JSON cannot carry."""
+
+
+class ToldToken(NamedTuple):
+    """A token of an answer, or of an echoed prompt."""
+
+    token_id: int
+    offset: int
+    """Characters of the text before it."""
+    logprobs: TokenLogprobs | None
+    """None for the first token of a prompt, which nothing predicts."""
+
+
+class Alternative(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentToken(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ContentToken]
+    refusal: None = None
+
+
+class TextLogprobs(msgspec.Struct):
+    """Lists of equal length, one entry per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class PromptToken(msgspec.Struct):
+    logprob: float
+    decoded_token: str
+
+
+def for_chat(tokens: Sequence[ToldToken], texts: TokenTexts) -> ChatLogprobs:
+    content = []
+    for token in tokens:
+        assert token.logprobs is not None
+        text, data = texts(token.token_id)
+        top = [Alternative(t, p, b) for (t, b), p in _alternatives(token.logprobs, texts)]
+        content.append(ContentToken(text, _finite(token.logprobs.logprob), data, top))
+    return ChatLogprobs(content)
+
+
+def for_text(tokens: Sequence[ToldToken], texts: TokenTexts) -> TextLogprobs:
+    told = TextLogprobs([], [], [], [])
+    for token_id, offset, logprobs in tokens:
+        text, _ = texts(token_id)
+        told.tokens.append(text)
+        told.text_offset.append(offset)
+        told.token_logprobs.append(None if logprobs is None else _finite(logprobs.logprob))
+        told.top_logprobs.append(None if logprobs is None else _top(text, logprobs, texts))
+    return told
+
+
+def for_prompt(
+    prompt_ids: Sequence[int], told: Sequence[TokenLogprobs], texts: TokenTexts
+) -> list[dict[str, PromptToken] | None]:
+    """One entry per prompt token, keyed by token id; null for the first."""
+    entries: list[dict[str, PromptToken] | None] = [None]
+    for token_id, logprobs in zip(prompt_ids[1:], told, strict=True):
+        pairs = [*zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)]
+        pairs.append((token_id, logprobs.logprob))
+        entries.append({str(i): PromptToken(_finite(p), texts(i)[0]) for i, p in pairs})
+    return entries
+
+
+def _alternatives(
+    logprobs: TokenLogprobs, texts: TokenTexts
+) -> list[tuple[tuple[str, list[int]], float]]:
+    pairs = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    return [(texts(token), _finite(logprob)) for token, logprob in pairs]
+
+
+def _top(chosen: str, logprobs: TokenLogprobs, texts: TokenTexts) -> dict[str, float]:
+    """The most likely tokens, and the chosen one."""
+    top: dict[str, float] = {}
+    for (text, _), logprob in _alternatives(logprobs, texts):
+        top.setdefault(text, logprob)
+    top.setdefault(chosen, _finite(logprobs.logprob))
+    return top
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST)

@@ -1,0 +1,357 @@
+"""OpenAI's client, sync and async, against a real engine: answers equal the reference's.
+
+Every request here goes over HTTP; only Ray and the router are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import openai
+import pytest
+from msgspec.structs import replace
+from pydantic import BaseModel, Field
+
+from replica.config import EngineConfig
+from replica.engine import Engine
+from replica.grammars import Grammars
+from replica.messages import Submit
+from serve_app.backend import ServedModel
+from serve_app.limits import Limits
+from serve_app.parameters import sampling
+from serve_app.protocol import ChatRequest, CompletionRequest
+from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
+from tests.oracle import decoder_runner
+from tests.reference import Reference
+from tests.serve_app.conftest import KEY, Site, serve
+from tests.serve_app.real_engine import QueueChannel, RealEngine
+
+NAME = "tiny"
+MODEL = ServedModel(NAME, 1, VOCAB_SIZE, (EOS_ID,), 1500)
+LIMITS = Limits(default_max_tokens=20)
+
+PARAMETERS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "max_tokens": 3},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.1, "top_k": 12},
+    {"temperature": 1.0, "min_p": 0.08},
+    {"temperature": 2.0},
+    {"temperature": 0, "presence_penalty": 1.5},
+    {"temperature": 0.9, "frequency_penalty": 1.1},
+    {"temperature": 0, "repetition_penalty": 1.3},
+    {"temperature": 0, "presence_penalty": -2, "frequency_penalty": -1.5},
+    {"temperature": 0, "logit_bias": {"101": 5, "32": -100, "256": -100}},
+    {"temperature": 0.7, "min_tokens": 15, "max_tokens": 15},
+    {"temperature": 0.7, "ignore_eos": True},
+    {"temperature": 0, "stop_token_ids": [*range(100, 116)]},
+    {"temperature": 0, "stop_token_ids": [*range(100, 116)], "min_tokens": 8},
+    {"temperature": 0.9, "n": 3},
+    {"temperature": 0.9, "seed": -5},
+]
+EXTENSIONS = {
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "min_tokens",
+    "ignore_eos",
+    "stop_token_ids",
+    "prompt_logprobs",
+    "bad_words",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+}
+"""Parameters that OpenAI's client does not know by name."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return random_model(seed=3, max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Any) -> Reference:
+    return Reference(model, (EOS_ID,))
+
+
+@pytest.fixture(scope="module")
+def real_site(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = save(model, tmp_path_factory.mktemp("tiny"))
+    config = EngineConfig(model=folder, max_rows=6, kv_tokens=6000, block_size=4)
+    channel = QueueChannel()
+    runner = decoder_runner(folder, config.num_blocks, config.block_size)
+    grammars = Grammars(byte_tokenizer().backend_tokenizer.to_str(), VOCAB_SIZE, (EOS_ID,))
+    engine = Engine(
+        config, runner, channel, max_model_len=1500, eos_token_ids=(EOS_ID,), grammars=grammars
+    )
+    backend = RealEngine(engine, channel, MODEL)
+    with serve(backend, byte_tokenizer(), LIMITS) as site:
+        yield site
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def client(real_site: Site) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{real_site.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def arguments(fields: dict[str, Any]) -> dict[str, Any]:
+    """As the client takes them."""
+    named = {name: value for name, value in fields.items() if name not in EXTENSIONS}
+    return named | {"extra_body": {n: v for n, v in fields.items() if n in EXTENSIONS}}
+
+
+def expected(reference: Reference, request: Any, prompt_ids: tuple[int, ...]) -> list[str]:
+    """The text of each choice."""
+    texts = []
+    for choice in range(request.n or 1):
+        asked = replace(sampling(request, len(prompt_ids), MODEL, LIMITS), choice=choice)
+        ids = reference.run(Submit(request_id="x", prompt_ids=prompt_ids, sampling=asked))
+        stops = {*asked.stop_token_ids, EOS_ID}
+        shown = [i for n, i in enumerate(ids) if i < 256 and not (n == len(ids) - 1 and i in stops)]
+        texts.append(bytes(shown).decode(errors="replace"))
+    return texts
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("fields", PARAMETERS, ids=str)
+def test_chat(
+    client: openai.OpenAI, reference: Reference, fields: dict[str, Any], stream: bool
+) -> None:
+    body = {"messages": [{"role": "user", "content": "Hello there"}], "seed": 7, **fields}
+    request = ChatRequest.model_validate(body)
+    prompt_ids = (257, *b"Hello there", 256, 258)
+    wanted = expected(reference, request, prompt_ids)
+    got = [""] * len(wanted)
+    answer = client.chat.completions.create(model=NAME, stream=stream, **arguments(body))
+    if stream:
+        for chunk in answer:
+            for choice in chunk.choices:
+                got[choice.index] += choice.delta.content or ""
+    else:
+        got = [choice.message.content for choice in answer.choices]
+    assert got == wanted
+
+
+@pytest.mark.parametrize("fields", PARAMETERS, ids=str)
+def test_completions(client: openai.OpenAI, reference: Reference, fields: dict[str, Any]) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 12, "seed": 3, **fields}
+    request = CompletionRequest.model_validate(body)
+    answer = client.completions.create(model=NAME, **arguments(body))
+    wanted = expected(reference, request, tuple(b"Once upon"))
+    assert [choice.text for choice in answer.choices] == wanted
+
+
+async def test_everything_at_once_with_the_async_client(
+    real_site: Site, reference: Reference
+) -> None:
+    """Company changes nothing."""
+    bodies = [{"prompt": "Once upon", "max_tokens": 12, "seed": 3, **f} for f in PARAMETERS]
+    async with openai.AsyncOpenAI(base_url=f"{real_site.url}/v1", api_key=KEY) as client:
+        calls = (client.completions.create(model=NAME, **arguments(body)) for body in bodies)
+        answers = await asyncio.gather(*calls)
+    for body, answer in zip(bodies, answers, strict=True):
+        request = CompletionRequest.model_validate(body)
+        wanted = expected(reference, request, tuple(b"Once upon"))
+        assert [choice.text for choice in answer.choices] == wanted
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"top_k": 1}, {"logit_bias": {"101": -100}}, {"temperature": 0}], ids=str
+)
+def test_logprobs_are_those_of_the_reference(
+    client: openai.OpenAI, reference: Reference, stream: bool, fields: dict[str, Any]
+) -> None:
+    """C29: the model's own, whatever limits or shapes the choice of tokens; echo included."""
+    body = {"prompt": "An echo", "echo": True, "logprobs": 5, "seed": 1, "max_tokens": 9, **fields}
+    answer = client.completions.create(model=NAME, stream=stream, **arguments(body))
+    told: list[float | None] = []
+    for part in answer if stream else [answer]:
+        logprobs = part.choices[0].logprobs
+        told += logprobs.token_logprobs if logprobs else []
+    request = CompletionRequest.model_validate({**body, "echo": False})
+    prompt = tuple(b"An echo")
+    submit = Submit(
+        request_id="x",
+        prompt_ids=prompt,
+        sampling=sampling(request, len(prompt), MODEL, LIMITS),
+    )
+    ids = [i for i in reference.run(submit) if i != EOS_ID]
+    table = reference.logprobs((*prompt, *ids))
+    wanted = [float(table[at, token]) for at, token in enumerate([*prompt, *ids][1:])]
+    assert told[0] is None
+    assert told[1:] == pytest.approx(wanted, abs=1e-3)
+
+
+def test_a_chat_tells_alternatives(client: openai.OpenAI, reference: Reference) -> None:
+    answer = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Hi"}],
+        temperature=0,
+        logprobs=True,
+        top_logprobs=20,
+        max_tokens=4,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    table = reference.logprobs((257, *b"Hi", 256, 258))
+    first = logprobs.content[0]
+    assert first.logprob == pytest.approx(float(table[-1].max()), abs=1e-3)
+    top = [entry.logprob for entry in first.top_logprobs]
+    assert top == pytest.approx(table[-1].topk(20).values.tolist(), abs=1e-3)
+    assert first.top_logprobs[0].token == first.token
+
+
+def test_bad_words_never_come(client: openai.OpenAI) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 40, "temperature": 1.5, "seed": 2}
+    body["ignore_eos"] = True
+    free = client.completions.create(model=NAME, **arguments(body)).choices[0].text
+    word = free[3:5]
+    bound = client.completions.create(model=NAME, **arguments(body | {"bad_words": [word]}))
+    assert word in free
+    assert word not in bound.choices[0].text
+    assert bound.choices[0].text.startswith(free[:3])
+
+
+def test_best_of_takes_the_likeliest(client: openai.OpenAI, reference: Reference) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 12, "temperature": 1.2, "seed": 3}
+    all_four = client.completions.create(model=NAME, n=4, logprobs=0, **body).choices
+
+    def mean(choice: Any) -> float:
+        values = choice.logprobs.token_logprobs
+        return sum(values) / len(values)
+
+    best = client.completions.create(model=NAME, best_of=4, **body)
+    assert best.choices[0].text == max(all_four, key=mean).text
+    assert len(best.choices) == 1
+
+
+class Order(BaseModel):
+    colour: Literal["red", "green"]
+    count: Annotated[int, Field(ge=0, le=99)]
+    tags: Annotated[list[Literal["a", "b"]], Field(max_length=3)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_schema_is_followed(client: openai.OpenAI, seed: int) -> None:
+    """With the client's own parsing of pydantic models; beside free answers."""
+    answer = client.chat.completions.parse(
+        model=NAME,
+        messages=[{"role": "user", "content": "Order!"}],
+        response_format=Order,
+        seed=seed,
+        max_tokens=100,
+    )
+    message = answer.choices[0].message
+    assert isinstance(message.parsed, Order)
+    assert answer.choices[0].finish_reason == "stop"
+    with client.chat.completions.stream(
+        model=NAME,
+        messages=[{"role": "user", "content": "Order!"}],
+        response_format=Order,
+        seed=seed,
+        max_tokens=100,
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == message.content
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"guided_regex": "[0-9]{3}-(left|right)"}, r"[0-9]{3}-(left|right)"),
+        (
+            {"guided_choice": ["yes.", "no (never)", "vielleicht\n"]},
+            r"yes\.|no \(never\)|vielleicht\n",
+        ),
+        ({"guided_grammar": 'start: "<" /[a-c]{2}/ ">"'}, "<[a-c]{2}>"),
+        ({"guided_json": '{"enum": ["a b", 1]}'}, r'"a b"|1'),
+        ({"guided_json": {"type": "boolean"}, "n": 2, "bad_words": ["true"]}, "false"),
+    ],
+)
+def test_guided_output(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
+    body = {"prompt": "Once upon", "max_tokens": 40, "temperature": 1.5, "seed": 4, **fields}
+    answer = client.completions.create(model=NAME, **arguments(body))
+    for choice in answer.choices:
+        assert re.fullmatch(pattern, choice.text)
+        assert choice.finish_reason == "stop"
+
+
+def test_any_object_is_json(client: openai.OpenAI) -> None:
+    """A random model says anything: what it said until the limit begins an object."""
+    answer = client.chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "JSON"}],
+        response_format={"type": "json_object"},
+        max_tokens=50,
+        seed=1,
+    )
+    text = answer.choices[0].message.content or ""
+    assert text.startswith("{")
+    if answer.choices[0].finish_reason == "stop":
+        assert isinstance(json.loads(text), dict)
+
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Bonn", "Rome"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+def test_calls_are_made_as_asked_for(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "parallel_tool_calls": parallel,
+        "max_tokens": 300,
+        "seed": 5,
+    }
+    answer = client.chat.completions.create(model=NAME, **body).choices[0]
+    calls = answer.message.tool_calls or []
+    assert answer.finish_reason == "tool_calls"
+    assert calls
+    assert len(calls) == 1 or (parallel and choice == "required")
+    for call in calls:
+        wanted = {"weather": ({"city": "Bonn"}, {"city": "Rome"}), "now": ({},)}
+        assert json.loads(call.function.arguments) in wanted[call.function.name]
+        assert choice == "required" or call.function.name == "now"
+    with client.chat.completions.stream(model=NAME, **body) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert [c.function.arguments for c in streamed] == [c.function.arguments for c in calls]
+
+
+@pytest.mark.parametrize("schema", [None, {"type": "boolean"}])
+def test_text_or_calls(client: openai.OpenAI, schema: Any) -> None:
+    """Free text stays free; a schema and tools together allow either."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}], "seed": 5}
+    if schema:
+        form = {"name": "b", "schema": schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
+    answer = client.chat.completions.create(model=NAME, tools=TOOLS, max_tokens=300, **body)
+    message = answer.choices[0].message
+    if schema and not message.tool_calls:
+        assert message.content in ("true", "false")
+    assert message.content or message.tool_calls
