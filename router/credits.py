@@ -1,7 +1,7 @@
 """Where a request can run: slots and KV room of each replica, as the replicas report them.
 
 Knows neither tenants nor order. Silence of a replica withdraws its credits; the leases on it
-stay until their ingress ends them.
+stay until their ingress ends them. A few rows are kept for newcomers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from router.messages import ReplicaReport
+from router.policy import FairPolicy
+from router.prefixes import PrefixIndex
 from router.request import Request
 
 
@@ -21,28 +23,37 @@ class Replica:
     name: str
     slots: int = 0
     """0 as well when it never reported or fell silent."""
+    common_slots: int = 0
+    """Those that are not kept for newcomers."""
     kv_tokens: int = 0
     reported_at: float = 0.0
     leases: dict[Request, int] = field(default_factory=dict)
     """KV tokens held by each request, in the order of the grants."""
     kv_held: int = 0
+    prefixes: PrefixIndex = field(default_factory=PrefixIndex)
 
     @property
     def kv_free(self) -> int:
         return self.kv_tokens - self.kv_held
 
-    def takes(self, kv_need: int) -> bool:
+    def takes(self, kv_need: int, newcomer: bool) -> bool:
         """Whether a slot is free and the request fits; alone it always does."""
         leases = len(self.leases)
-        return leases < self.slots and (not leases or kv_need <= self.kv_free)
+        slots = self.slots if newcomer else self.common_slots
+        return leases < slots and (not leases or kv_need <= self.kv_tokens - self.kv_held)
 
 
 class Credits:
     """Slots and KV room of all replicas. Choosing costs O(replicas)."""
 
     def __init__(
-        self, *, clock: Callable[[], float] = time.monotonic, report_timeout_s: float = 2.0
+        self,
+        policy: FairPolicy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        report_timeout_s: float = 2.0,
     ) -> None:
+        self._policy = policy
         self._clock = clock
         self._report_timeout_s = report_timeout_s
         self._replicas: dict[str, Replica] = {}
@@ -53,6 +64,7 @@ class Credits:
     def report(self, report: ReplicaReport) -> None:
         replica = self._replica(report.replica)
         replica.slots, replica.kv_tokens = report.slots, report.kv_tokens
+        replica.common_slots = self._common(report)
         replica.reported_at = self._clock()
 
     def expire(self) -> list[Replica]:
@@ -61,26 +73,32 @@ class Credits:
         silent = [replica for replica in self._replicas.values() if replica.reported_at < oldest]
         fell_silent = [replica for replica in silent if replica.slots]
         for replica in silent:
-            replica.slots = 0
+            replica.slots = replica.common_slots = 0
             if not replica.leases:
                 del self._replicas[replica.name]
         return fell_silent
 
-    def any_slot(self, excluding: str | None = None) -> bool:
+    def any_slot(self, excluding: str | None = None, *, newcomer: bool = True) -> bool:
         """Whether a replica other than `excluding` has a free slot, KV room aside."""
-        return any(
-            len(replica.leases) < replica.slots and replica.name != excluding
-            for replica in self._replicas.values()
-        )
-
-    def find(self, kv_need: int, excluding: str | None = None) -> str | None:
-        """The least loaded replica (leases by slots) that takes a request, if any."""
-        best, least = None, 0.0
         for replica in self._replicas.values():
-            if replica.takes(kv_need) and replica.name != excluding:
-                load = len(replica.leases) / replica.slots
-                if best is None or load < least:
-                    best, least = replica.name, load
+            slots = replica.slots if newcomer else replica.common_slots
+            if len(replica.leases) < slots and replica.name != excluding:
+                return True
+        return False
+
+    def find(
+        self, request: Request, excluding: str | None = None, *, newcomer: bool = True
+    ) -> Replica | None:
+        """The replica that takes a request and has most of its prompt cached; the least loaded
+        (leases by slots) among equals. None if no replica takes it."""
+        best, best_rank = None, (0, 0.0)
+        kv_need, prefixes = request.kv_need, request.info.prefixes
+        for replica in self._replicas.values():
+            matched = replica.prefixes.match(prefixes) if prefixes else 0
+            if replica.takes(kv_need - matched, newcomer) and replica.name != excluding:
+                rank = (-matched, len(replica.leases) / replica.slots)
+                if best is None or rank < best_rank:
+                    best, best_rank = replica, rank
         return best
 
     def roomiest(self) -> str | None:
@@ -89,11 +107,16 @@ class Credits:
         return max(in_service, key=lambda replica: replica.kv_free).name if in_service else None
 
     def take(self, request: Request, name: str) -> None:
-        """Hold a slot and KV room. It may exceed what there is: running work is a fact."""
+        """Hold a slot and KV room, but for what is cached there. It may exceed what there is:
+        running work is a fact."""
         replica = self._replica(name)
-        replica.leases[request] = request.kv_need
-        replica.kv_held += request.kv_need
+        prefixes = request.info.prefixes
+        kv_need = request.kv_need - (replica.prefixes.match(prefixes) if prefixes else 0)
+        replica.leases[request] = kv_need
+        replica.kv_held += kv_need
         request.replica = name
+        if prefixes:
+            replica.prefixes.add(prefixes, replica.kv_free)
 
     def release(self, request: Request) -> None:
         """Give back what the request holds, if it holds anything."""
@@ -101,6 +124,12 @@ class Credits:
         if replica is not None:
             replica.kv_held -= replica.leases.pop(request, 0)
         request.replica = ""
+
+    def _common(self, report: ReplicaReport) -> int:
+        """Lookahead slots lie behind all rows: they would fill the ones that are kept."""
+        rows = report.slots - report.lookahead
+        reserved = self._policy.reserved(rows)
+        return rows - reserved if reserved else report.slots
 
     def _replica(self, name: str) -> Replica:
         replica = self._replicas.get(name)

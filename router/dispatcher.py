@@ -1,38 +1,99 @@
 """Gives free credits to waiting requests in fair order, and books what becomes of them.
 
-It joins queue, credits, ledger and estimates; it knows neither ingresses nor what they say,
-nor when to dispatch.
+It joins queue, credits, quotas, ledger and estimates; it knows neither ingresses nor what they
+say, nor when to dispatch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import count, islice
 
-from router.credits import Credits
+from router.band import Band
+from router.band_order import BandOrder
+from router.credits import Credits, Replica
 from router.estimates import Estimates
-from router.fair_queue import FairPolicy, FairQueue
-from router.ledger import Charge, Ledger
+from router.fair_queue import FairQueue
+from router.ledger import NOTHING, Charge, Ledger, Past, Used
 from router.messages import Outcome, RequestInfo
+from router.policy import FairPolicy
+from router.pricing import PriceList
+from router.quota import Denial, Quota
 from router.request import Request, State
+from router.tenant import Tenant
 
-_LOOKAHEAD = 16
-"""Heads without KV room that one dispatch passes over before it gives up."""
+_HEADS = 16
+"""Requests that one decision looks at: those almost first, those passed over."""
 
 
 class Dispatcher:
     """All requests of one pool of replicas, whichever ingress they came by."""
 
     def __init__(
-        self, policy: FairPolicy, clock: Callable[[], float], report_timeout_s: float
+        self,
+        policy: FairPolicy,
+        clock: Callable[[], float],
+        report_timeout_s: float,
+        *,
+        prices: PriceList | None = None,
+        past: Past | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.queue = FairQueue(policy)
-        self.credits = Credits(clock=clock, report_timeout_s=report_timeout_s)
+        self.credits = Credits(policy, clock=clock, report_timeout_s=report_timeout_s)
         self.ledger = Ledger()
         self.estimates = Estimates(policy.expected_output)
+        self.quotas: dict[str, Quota] = {}
+        """Of every tenant that there ever was: one that comes back finds its counters."""
         self._policy = policy
-        self._clock = clock
+        self._order = BandOrder(policy)
+        self._past = past
+        self._prices = prices or PriceList({})
+        self._clock, self._wall = clock, wall
+        self._max_wait_s: dict[str, float] = {}
+        """Of the tenants that have such a limit."""
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._ticks = count()
+        self._passed: list[Request] = []
+        """Heads that found no KV room in this dispatch."""
         self._reserved: str | None = None
         """Replica kept, at the last dispatch, for a head that was overtaken too often."""
+
+    def configure(self, tenants: Iterable[Tenant]) -> None:
+        """Take over weights and limits; counters stay."""
+        tenants = list(tenants)
+        self._max_wait_s = {each.id: each.max_wait_s for each in tenants if each.max_wait_s}
+        for tenant in tenants:
+            quota = self.quotas.get(tenant.id)
+            if quota is not None:
+                quota.configure(tenant)
+                continue
+            quota = Quota(tenant, self._prices, self._clock, self._wall)
+            self.quotas[tenant.id] = quota
+            if self._past is not None:
+                quota.restore(partial(self._past.spent, tenant.id))
+        self.queue.configure(tenants)
+
+    def admit(self, request: Request) -> Denial | None:
+        """Let a new request wait, with a hold on all that its tenant is limited in; or nothing
+        of it happens, for the reason that is returned."""
+        info = request.info
+        output = self._likely_output(info) if info.open_ended else info.max_tokens
+        hold = self.quotas[info.tenant].hold(info, output)
+        if isinstance(hold, Denial):
+            return hold
+        request.hold = hold
+        self.enqueue(request)
+        return None
+
+    def resume(self, request: Request) -> None:
+        """Account for work that an earlier router admitted, or nobody did."""
+        quota = self.quotas.get(request.info.tenant)
+        if quota is not None:
+            request.hold = quota.resume(request.info, self._likely_output(request.info))
 
     def enqueue(self, request: Request, *, front: bool = False) -> None:
         """Let a parked request wait. It is charged nothing before it is granted."""
@@ -40,6 +101,8 @@ class Dispatcher:
         request.state = State.QUEUED
         request.since = self._clock()
         request.overtaken = 0
+        if self._max_wait_s:
+            self._limit_wait(request)
         self.queue.push(request, front=front)
 
     def dispatch(self) -> list[Request]:
@@ -49,35 +112,50 @@ class Dispatcher:
         the roomiest replica takes nothing else until the head fits.
         """
         granted: list[Request] = []
-        passed: list[Request] = []
-        self._reserved = None
-        while len(passed) < _LOOKAHEAD and self.credits.any_slot(self._reserved):
-            request = self.queue.head()
-            if request is None:
-                break
-            replica = self.credits.find(request.kv_need, self._reserved)
-            if replica is not None:
-                self._grant(request, replica)
-                granted.append(request)
-                for other in passed:
-                    other.overtaken += 1
+        self._passed, self._reserved = [], None
+        bands = [band for band in self.queue.bands if band.first() is not None]
+        now = self._clock()
+        self._order.observe([band.index for band in bands], now)
+        while bands:
+            for band in self._order.sort(bands, now):
+                choice = self._choose(band)
+                if choice is not None:
+                    break
             else:
-                self.queue.skip()
-                passed.append(request)
-            if passed and self._reserved is None and any(map(self._is_starved, passed)):
-                self._reserved = self.credits.roomiest()
-        self.queue.unskip()
+                break
+            self._grant(band, *choice, now)
+            granted.append(choice[0])
+            for other in self._passed:
+                other.overtaken += 1
+        for band in bands:
+            band.restore()
+            band.advance()
         return granted
 
-    def can_start(self, info: RequestInfo) -> bool:
+    def overdue(self) -> list[Request]:
+        """Requests that wait, have not begun, and have passed their deadlines."""
+        now, found = self._clock(), []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            waits = request.state is State.QUEUED and not request.taken_up
+            if waits and request.deadline <= now:
+                found.append(request)
+        return found
+
+    def can_start(self, request: Request) -> bool:
         """Whether a new request would be granted at once if it were queued."""
-        tenant = self.queue.tenant(info.tenant)
-        kv_need = info.prompt_tokens + self.estimates.output(info.tenant, info.max_tokens)
+        tenant = self.queue.tenant(request.info.tenant)
         return (
             not tenant.waiting
             and len(tenant.running) < tenant.max_concurrency
-            and self.credits.find(kv_need, self._reserved) is not None
+            and self.place(request) is not None
         )
+
+    def place(self, request: Request) -> Replica | None:
+        """The replica that would take a waiting request now."""
+        queue = self.queue.tenant(request.info.tenant)
+        newcomer = queue.band.is_newcomer(queue)
+        return self.credits.find(request, self._reserved, newcomer=newcomer)
 
     def place_interval(self, name: str) -> float:
         """Seconds in which a tenant's queue moves by one place: by Little's law, or as long
@@ -95,25 +173,27 @@ class Dispatcher:
     def progress(self, request: Request, produced: int, cached: int | None) -> None:
         """Book what a running request has done so far."""
         charge = self.ledger.progress(request.info.request_id, produced, cached)
-        if any(charge):
+        if charge != NOTHING:
             done = min(charge.output, request.outstanding)
             request.outstanding -= done
             self._charge(request, charge, -done)
 
-    def end(self, request: Request, outcome: Outcome | None) -> None:
+    def end(self, request: Request, outcome: Outcome | None, *, slo_met: bool = False) -> None:
         """Settle a request: what it holds is freed, what it did stays booked.
 
-        Without an outcome it is refused after all.
+        Without an outcome it is refused after all, and costs nothing.
         """
-        request_id = request.info.request_id
+        info = request.info
         if not request.taken_up:
-            self._charge(request, self.ledger.refund(request_id))
+            self._charge(request, self.ledger.refund(info.request_id))
+        used = self.ledger.used(info.request_id)
         if outcome is Outcome.SUCCEEDED:
-            duration_s = self._clock() - request.since
-            produced = self.ledger.produced(request_id)
-            self.estimates.finished(request.info.tenant, produced, duration_s)
+            self.estimates.finished(info.tenant, used.output, self._clock() - request.since)
         self.release(request)
-        self.ledger.close(request_id, outcome)
+        price = self._settle(request, used if outcome else Used())
+        windows = request.hold.windows if request.hold is not None else ()
+        request.hold = None
+        self.ledger.close(info, outcome, used, price, windows, slo_met)
 
     def release(self, request: Request) -> None:
         """Take a request out of the queue, or its credit from it. It stays open and charged."""
@@ -122,8 +202,9 @@ class Dispatcher:
         self.queue.remove(request)
         if request.state is not State.QUEUED:
             self.credits.release(request)
-            self.queue.charge(request.info.tenant, 0.0, -request.outstanding)
-            request.outstanding = 0
+            if request.outstanding:
+                self.queue.charge(request.info.tenant, 0.0, -request.outstanding)
+                request.outstanding = 0
         request.state = State.PARKED
 
     def expire(self) -> None:
@@ -134,19 +215,82 @@ class Dispatcher:
                 self.release(request)
                 self.enqueue(request, front=True)
 
-    def _grant(self, request: Request, replica: str) -> None:
-        self.queue.advance()
-        self._run(request, replica)
+    def _choose(self, band: Band) -> tuple[Request, Replica] | None:
+        """The next request of a band that fits somewhere, and where."""
+        if not self.credits.any_slot(self._reserved, newcomer=False):
+            return self._choose_newcomer(band)
+        while len(self._passed) < _HEADS and (queue := band.first()) is not None:
+            request, newcomer = queue.head, band.is_newcomer(queue)
+            replica = self.credits.find(request, self._reserved, newcomer=newcomer)
+            if replica is not None:
+                if band.prefixed and self._policy.locality and not self._is_starved(request):
+                    return self._most_local(band, request, replica)
+                return request, replica
+            band.set_aside()
+            self._pass_over(request)
+        return None
+
+    def _choose_newcomer(self, band: Band) -> tuple[Request, Replica] | None:
+        """The same where all rows that are free are kept ones."""
+        queue = band.newcomer()
+        if queue is None:
+            return None
+        replica = self.credits.find(queue.head, self._reserved)
+        return None if replica is None else (queue.head, replica)
+
+    def _pass_over(self, request: Request) -> None:
+        self._passed.append(request)
+        if self._reserved is None and self._is_starved(request):
+            self._reserved = self.credits.roomiest()
+
+    def _most_local(self, band: Band, first: Request, replica: Replica) -> tuple[Request, Replica]:
+        """Among the requests that come almost first, the one with most of its prompt cached; the
+        earlier ones are overtaken by it, and none too often."""
+        best, longest, rank = (first, replica), -1, 0
+        candidates = self._almost_first(band)
+        for index, (request, newcomer) in enumerate(candidates):
+            place = self.credits.find(request, self._reserved, newcomer=newcomer)
+            if place is None:
+                continue
+            matched = place.prefixes.match(request.info.prefixes)
+            if matched > longest:
+                best, longest, rank = (request, place), matched, index
+            if self._is_starved(request):
+                best, rank = (request, place), index
+                break
+        for request, _ in candidates[:rank]:
+            request.overtaken += 1
+        return best
+
+    def _almost_first(self, band: Band) -> list[tuple[Request, bool]]:
+        """The heads of the tenants within the quantum, and behind each as many of the same
+        tenant as there is room for; and whether they are newcomers."""
+        queues = band.near(self._policy.locality, _HEADS)
+        each = _HEADS // max(len(queues), 1)
+        return [
+            (request, band.is_newcomer(queue))
+            for queue in queues
+            for request in islice(queue.waiting, each)
+        ]
+
+    def _grant(self, band: Band, request: Request, replica: Replica, now: float) -> None:
+        band.advance()
+        policy = self._policy
+        cost = policy.w_p * request.info.prompt_tokens + policy.w_q * request.expected
+        self._order.granted(band.index, cost, now)
+        self._run(request, replica.name)
 
     def _run(self, request: Request, replica: str) -> None:
         """Only the first run of a request is charged for its prompt."""
         request_id = request.info.request_id
         request.state = State.GRANTED
         request.since = self._clock()
-        request.outstanding = max(request.expected - self.ledger.produced(request_id), 0)
+        produced = self.ledger.produced(request_id) if request.taken_up else 0
+        request.outstanding = max(request.expected - produced, 0)
         self.queue.start(request)
         self.credits.take(request, replica)
-        self._charge(request, self.ledger.dispatch(request_id), request.outstanding)
+        cost = self._policy.w_p * self.ledger.dispatch(request_id).uncached
+        self.queue.charge(request.info.tenant, cost, request.outstanding)
 
     def _charge(self, request: Request, charge: Charge, outstanding: int = 0) -> None:
         policy = self._policy
@@ -155,6 +299,28 @@ class Dispatcher:
         )
         if cost or outstanding:
             self.queue.charge(request.info.tenant, cost, outstanding)
+
+    def _settle(self, request: Request, used: Used) -> int:
+        """Replace a hold by what was used. Returns its price in micro-dollars."""
+        info, hold = request.info, request.hold
+        quota = self.quotas.get(info.tenant)
+        if hold is None or quota is None:
+            return self._prices.cost(info.model, used.prompt, used.cached, used.output)
+        if used.prompt or used.output:
+            return quota.settle(hold, info.model, used.prompt, used.cached, used.output)
+        quota.refund(hold)
+        return 0
+
+    def _likely_output(self, info: RequestInfo) -> int:
+        if info.open_ended:
+            return self.estimates.high_output(info.tenant, info.max_tokens)
+        return info.max_tokens
+
+    def _limit_wait(self, request: Request) -> None:
+        max_wait_s = self._max_wait_s.get(request.info.tenant)
+        if max_wait_s is not None:
+            request.deadline = request.since + max_wait_s
+            heapq.heappush(self._deadlines, (request.deadline, next(self._ticks), request))
 
     def _is_starved(self, request: Request) -> bool:
         return request.overtaken >= self._policy.max_overtakes

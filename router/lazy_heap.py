@@ -66,6 +66,10 @@ class LazyHeap(Generic[Item]):
         del self._entries[item]
         return item
 
+    def drop(self, item: Item) -> None:
+        """Forget an item, live or not."""
+        self._entries.pop(item, None)
+
     def _compact(self) -> None:
         self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[0]]
         heapq.heapify(self._heap)

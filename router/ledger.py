@@ -7,8 +7,9 @@ attempt of the request it stems from.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from router.messages import Outcome, RequestInfo
 
@@ -24,6 +25,49 @@ class Charge(NamedTuple):
 NOTHING = Charge()
 
 
+class Used(NamedTuple):
+    """Tokens of one request: its prompt, cached ones included, and its output."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+
+
+_UNUSED = Used()
+
+
+class Entry(NamedTuple):
+    """One request that is over, as the journal keeps it."""
+
+    request_id: str
+    tenant: str
+    model: str
+    outcome: Outcome
+    used: Used
+    micro_dollars: int
+    slo_met: bool
+    windows: tuple[str, ...]
+    """Of the budgets that pay for it."""
+
+
+class Journal(NamedTuple):
+    """What has happened since the last one was taken."""
+
+    entries: list[Entry]
+    refused: Counter[tuple[str, str]]
+    """Requests that were refused, by tenant and model."""
+
+
+class Past(Protocol):
+    """What earlier routers have written down."""
+
+    def is_booked(self, request_id: str) -> bool:
+        """Whether the journal has the end of this request."""
+
+    def spent(self, tenant: str, window: str) -> int:
+        """Micro-dollars that the journal books to a window of a tenant's budget."""
+
+
 @dataclass(slots=True)
 class Usage:
     """Totals of one tenant since the start of the process."""
@@ -32,6 +76,10 @@ class Usage:
     """Cached ones included."""
     cached_tokens: int = 0
     output_tokens: int = 0
+    micro_dollars: int = 0
+    slo_met: int = 0
+    """Requests that succeeded in the times that the tenant was promised."""
+    refused: int = 0
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
 
 
@@ -52,6 +100,8 @@ class Ledger:
     def __init__(self) -> None:
         self._usage: dict[str, Usage] = {}
         self._open: dict[str, _Entry] = {}
+        self._ended: list[Entry] = []
+        self._refused: Counter[tuple[str, str]] = Counter()
 
     def __len__(self) -> int:
         """Requests that are open."""
@@ -96,7 +146,7 @@ class Ledger:
         entry = self._open.get(request_id)
         if entry is None or not (produced or cached is not None):
             return NOTHING
-        uncached = self.dispatch(request_id).uncached
+        uncached = 0 if entry.charged else self.dispatch(request_id).uncached
         found = 0
         if cached is not None and entry.cached is None:
             entry.cached = found = min(max(cached, 0), entry.prompt_tokens)
@@ -115,13 +165,59 @@ class Ledger:
         entry.usage.prompt_tokens -= entry.prompt_tokens
         return Charge(uncached=-entry.prompt_tokens)
 
+    def used(self, request_id: str) -> Used:
+        """What an open request has to pay for by now."""
+        entry = self._open.get(request_id)
+        if entry is None or not entry.charged:
+            return _UNUSED
+        return Used(entry.prompt_tokens, entry.cached or 0, entry.produced)
+
     def produced(self, request_id: str) -> int:
         """Output tokens of an open request."""
         entry = self._open.get(request_id)
         return entry.produced if entry else 0
 
-    def close(self, request_id: str, outcome: Outcome | None) -> None:
-        """Count how an open request ended; None, a refusal, counts nowhere."""
-        entry = self._open.pop(request_id, None)
-        if entry is not None and outcome is not None:
-            entry.usage.outcomes[outcome] += 1
+    def refuse(self, info: RequestInfo) -> None:
+        """Count a request that was never admitted."""
+        usage = self._usage.get(info.tenant)
+        if usage is None:
+            usage = self._usage[info.tenant] = Usage()
+        usage.refused += 1
+        self._refused[info.tenant, info.model] += 1
+
+    def close(
+        self,
+        info: RequestInfo,
+        outcome: Outcome | None,
+        used: Used = _UNUSED,
+        micro_dollars: int = 0,
+        windows: tuple[str, ...] = (),
+        slo_met: bool = False,
+    ) -> None:
+        """Count how an open request ended, what it `used` and what that cost; None, a refusal,
+        counts nowhere."""
+        entry = self._open.pop(info.request_id, None)
+        if entry is None or outcome is None:
+            return
+        usage = entry.usage
+        usage.outcomes[outcome] += 1
+        usage.micro_dollars += micro_dollars
+        usage.slo_met += slo_met
+        self._ended.append(
+            Entry(
+                info.request_id,
+                info.tenant,
+                info.model,
+                outcome,
+                used,
+                micro_dollars,
+                slo_met,
+                windows,
+            )
+        )
+
+    def take_journal(self) -> Journal:
+        """What has ended and was refused since the last call."""
+        journal = Journal(self._ended, self._refused)
+        self._ended, self._refused = [], Counter()
+        return journal

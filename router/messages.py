@@ -19,6 +19,19 @@ class Outcome(str, Enum):
     FAILED = "failed"
 
 
+class RefusalKind(str, Enum):
+    """Why a request is not served; what clients read as the error's code."""
+
+    RATE = "rate_limit_exceeded"
+    """Over a rate, or too many wait already (429)."""
+    BUDGET = "insufficient_quota"
+    """The money of a window is spent or held (429)."""
+    OVERLOAD = "overloaded"
+    """Too much waits, whoever it belongs to (503)."""
+    DEADLINE = "deadline_exceeded"
+    """It waited for longer than its tenant wants to (504)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
     """A request as the router sees it: costs and ids, never prompts."""
@@ -29,6 +42,11 @@ class RequestInfo:
     max_tokens: int
     attempt: int = 0
     """Grows by one each time the request starts again elsewhere."""
+    open_ended: bool = False
+    """The client named no limit: `max_tokens` is a default, and rates hold what is likely."""
+    model: str = ""
+    prefixes: tuple[int, ...] = ()
+    """Hashes of the first 64, 128, 256, ... prompt tokens, the tenant's cache domain included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,10 @@ class Ending:
     outcome: Outcome
     produced: int
     cached: int | None = None
+    first_token_s: float | None = None
+    """Seconds from its arrival to its first token, if there was one ..."""
+    last_token_s: float | None = None
+    """... and to its last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +98,37 @@ class Grant:
     request_id: str
     attempt: int
     replica: str
+    max_tokens: int
+    """Output that the tenant can pay for, at most what was asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that will not be queued (429). Nothing was charged or counted for it."""
+    """A request that will not be served. Nothing was charged or counted for it."""
 
     request_id: str
     reason: str
     retry_after_s: float
+    kind: RefusalKind = RefusalKind.RATE
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """One rate of a tenant at one moment."""
+
+    limit: int
+    """Units a minute."""
+    remaining: int
+    reset_s: float
+    """Seconds until everything remains, if nothing more is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Both rates of a tenant; None where it has no limit."""
+
+    requests: RateLimit | None = None
+    tokens: RateLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +139,8 @@ class SyncReply:
     settled: tuple[str, ...] = ()
     """Ids of the endings that were booked, now or before."""
     virtual_times: dict[str, float] = field(default_factory=dict)
+    rate_limits: dict[str, RateLimits] = field(default_factory=dict)
+    """Of the tenants that the sync spoke of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +152,5 @@ class ReplicaReport:
     """Requests that it takes at once: its rows and a small lookahead; 0 while draining."""
     kv_tokens: int
     """Tokens its KV pool holds."""
+    lookahead: int = 0
+    """How many of the slots are beyond its rows."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf
 
 from router.messages import RequestInfo
+from router.quota import Hold
 
 
 class State(Enum):
@@ -37,7 +39,16 @@ class Request:
     since: float = 0.0
     """When it began to wait, or to hold its credit."""
     overtaken: int = 0
-    """Grants given to others while it came first and no replica had KV room for it."""
+    """Grants given to others while it came first, for want of KV room or of a cached prompt."""
+    hold: Hold | None = None
+    """What its tenant's quota holds for it, once it was admitted."""
+    deadline: float = inf
+    """When it has waited for too long, by the router's clock."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Output that it may have: what was asked, or less where money is short."""
+        return self.info.max_tokens if self.hold is None else self.hold.max_tokens
 
     @property
     def kv_need(self) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import ceil
 
 from router.dispatcher import Dispatcher
-from router.fair_queue import FairPolicy
+from router.gate import MIN_RETRY_S, Gate
+from router.ledger import Journal, Past
 from router.messages import (
     Ending,
     Grant,
@@ -26,11 +26,11 @@ from router.messages import (
     Sync,
     SyncReply,
 )
+from router.policy import FairPolicy
+from router.pricing import PriceList
 from router.request import Request, State
-from router.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
+from router.snapshot import Snapshot, take_snapshot
 from router.tenant import Tenant, Tenants
-
-_MIN_RETRY_S, _MAX_RETRY_S = 1, 60
 
 
 @dataclass(slots=True)
@@ -41,6 +41,10 @@ class _Ingress:
     requests: dict[str, Request] = field(default_factory=dict)
     settled: dict[str, str] = field(default_factory=dict)
     """Tenant of each request whose ending the last sync showed; all are booked."""
+    dropped: dict[str, Refusal] = field(default_factory=dict)
+    """Of requests that waited for too long; told until they are no longer shown as waiting."""
+    refused: set[str] = field(default_factory=set)
+    """Requests that the last reply refused."""
 
 
 class Router:
@@ -61,7 +65,10 @@ class Router:
         *,
         epoch: int,
         policy: FairPolicy | None = None,
+        prices: PriceList | None = None,
+        past: Past | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         grace_s: float = 0.5,
         ingress_timeout_s: float = 2.0,
         report_timeout_s: float = 2.0,
@@ -74,7 +81,11 @@ class Router:
         self._grants_from = clock() + grace_s
         self._ingress_timeout_s = ingress_timeout_s
         self._forget_s = forget_s
-        self._dispatcher = Dispatcher(policy or FairPolicy(), clock, report_timeout_s)
+        policy, self._past = policy or FairPolicy(), past
+        self._dispatcher = Dispatcher(
+            policy, clock, report_timeout_s, prices=prices, past=past, wall=wall
+        )
+        self._gate = Gate(self._dispatcher, policy)
         self._ingresses: dict[str, _Ingress] = {}
         self._news: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
@@ -98,9 +109,14 @@ class Router:
             info.request_id: info for info in sync.waiting if not self._still_waits(ingress, info)
         }
         self._cancel_missing(ingress, sync)
+        waiting = {info.request_id: info for info in sync.waiting}
+        for request_id in ingress.dropped.keys() - waiting.keys():
+            del ingress.dropped[request_id]
         refusals = self._admit(ingress, newcomers.values(), resumed)
+        refusals += ingress.dropped.values()
+        self._count_refusals(ingress, refusals, waiting)
         self._news.discard(ingress.name)
-        return self._reply(ingress, refusals)
+        return self._reply(ingress, refusals, {info.tenant for info in sync.waiting})
 
     def report(self, report: ReplicaReport) -> None:
         """Take over the capacity of a replica."""
@@ -111,7 +127,7 @@ class Router:
         """Take over weights and limits. What waits of a tenant that is gone is refused at the
         next sync that shows it; what runs goes on to its end."""
         self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
-        self._dispatcher.queue.configure(tenants.tenants)
+        self._dispatcher.configure(tenants.tenants)
         self._dispatch()
 
     def expire(self) -> None:
@@ -127,8 +143,14 @@ class Router:
                     self._end(ingress, request, Outcome.FAILED)
                 del self._ingresses[ingress.name]
                 self._news.discard(ingress.name)
+        for request in self._dispatcher.overdue():
+            self._drop(request)
         self._dispatcher.expire()
         self._dispatch()
+
+    def take_journal(self) -> Journal:
+        """Requests that ended or were refused since the last call, to be written down."""
+        return self._dispatcher.ledger.take_journal()
 
     def take_news(self) -> set[str]:
         """Ingresses with something new to hear since the last call, replies aside."""
@@ -137,30 +159,8 @@ class Router:
 
     def snapshot(self) -> Snapshot:
         """Counts of everything; O(tenants)."""
-        queue = self._dispatcher.queue
-        return Snapshot(
-            epoch=self.epoch,
-            virtual_time=queue.virtual_time,
-            tenants={
-                name: TenantSnapshot(
-                    queued=len(tenant.waiting),
-                    running=len(tenant.running),
-                    virtual_time=tenant.counter.value,
-                )
-                for name, tenant in queue.tenants().items()
-            },
-            replicas={
-                name: ReplicaSnapshot(
-                    slots=replica.slots,
-                    leases=len(replica.leases),
-                    kv_tokens=replica.kv_tokens,
-                    kv_held=replica.kv_held,
-                )
-                for name, replica in self._dispatcher.credits.replicas().items()
-            },
-            ingresses={name: len(entry.requests) for name, entry in self._ingresses.items()},
-            usage=self._dispatcher.ledger.usage(),
-        )
+        ingresses = {name: len(entry.requests) for name, entry in self._ingresses.items()}
+        return take_snapshot(self.epoch, self._dispatcher, ingresses)
 
     def _settle(self, ingress: _Ingress, endings: Iterable[Ending], resumed: bool) -> None:
         """Book each ending when it is first shown."""
@@ -168,13 +168,13 @@ class Router:
         for ending in endings:
             info = ending.request
             settled[info.request_id] = info.tenant
-            if info.request_id not in ingress.settled:
+            if info.request_id not in ingress.settled and not self._is_booked(info):
                 request = ingress.requests.get(info.request_id)
                 if request is None:
                     request = self._add(ingress, info)
                     self._open(request, ending.produced, ending.cached, resumed)
                 self._dispatcher.progress(request, ending.produced, ending.cached)
-                self._end(ingress, request, ending.outcome)
+                self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 
     def _confirm(self, ingress: _Ingress, lease: LeaseInfo, resumed: bool) -> None:
@@ -197,7 +197,7 @@ class Router:
         """Whether a request shown as waiting was admitted before."""
         request = ingress.requests.get(info.request_id)
         if request is None:
-            return info.request_id in ingress.settled
+            return info.request_id in ingress.settled or info.request_id in ingress.dropped
         again = info.attempt > request.info.attempt
         holds_credit = request.state in (State.GRANTED, State.LEASED)
         if info.tenant not in self._tenants and (again or not holds_credit):
@@ -229,54 +229,90 @@ class Router:
         refusals, excess = [], []
         for info in newcomers:
             if info.tenant not in self._tenants:
-                refusals.append(Refusal(info.request_id, "unknown tenant", _MIN_RETRY_S))
-            elif resumed or self._has_room(info.tenant):
-                self._dispatcher.enqueue(self._add(ingress, info))
+                refusals.append(Refusal(info.request_id, "unknown tenant", MIN_RETRY_S))
+            elif resumed or self._gate.has_room(info.tenant):
+                refusals += self._enter(ingress, info)
             else:
                 excess.append(info)
         self._dispatch()
         refused: Counter[str] = Counter()
         for info in excess:
-            if self._has_room(info.tenant) or self._starts_at_once(info):
-                self._dispatcher.enqueue(self._add(ingress, info))
+            if self._gate.has_room(info.tenant) or self._starts_at_once(info):
+                refusals += self._enter(ingress, info)
                 self._dispatch()
             else:
                 refused[info.tenant] += 1
-                refusals.append(self._refuse(info, refused[info.tenant]))
+                refusals.append(self._gate.full(info, refused[info.tenant]))
         return refusals
 
-    def _has_room(self, tenant: str) -> bool:
-        waiting = self._dispatcher.queue.tenant(tenant).waiting
-        return len(waiting) < self._tenants[tenant].max_queued
+    def _count_refusals(
+        self, ingress: _Ingress, refusals: list[Refusal], infos: Mapping[str, RequestInfo]
+    ) -> None:
+        """Each one once, however often the ingress asks before it has heard."""
+        ids = {refusal.request_id for refusal in refusals}
+        for request_id in ids - ingress.refused:
+            if infos[request_id].tenant in self._tenants:
+                self._dispatcher.ledger.refuse(infos[request_id])
+        ingress.refused = ids
+
+    def _enter(self, ingress: _Ingress, info: RequestInfo) -> tuple[Refusal, ...]:
+        request = self._new(ingress, info)
+        refusal = self._gate.admit(request)
+        if refusal is not None:
+            return (refusal,)
+        ingress.requests[info.request_id] = request
+        return ()
 
     def _starts_at_once(self, info: RequestInfo) -> bool:
-        return not self._in_grace() and self._dispatcher.can_start(info)
+        expected = self._dispatcher.estimates.output(info.tenant, info.max_tokens)
+        return not self._in_grace() and self._dispatcher.can_start(Request(info, "", expected))
 
-    def _refuse(self, info: RequestInfo, places: int) -> Refusal:
-        """Come back when the tenant's queue has moved by `places`, at its recent pace."""
-        retry_s = ceil(places * self._dispatcher.place_interval(info.tenant))
-        return Refusal(
-            info.request_id,
-            f"tenant {info.tenant} has {self._tenants[info.tenant].max_queued} requests waiting",
-            min(max(retry_s, _MIN_RETRY_S), _MAX_RETRY_S),
-        )
+    def _drop(self, request: Request) -> None:
+        ingress = self._ingresses.get(request.ingress)
+        if ingress is not None and ingress.requests.get(request.info.request_id) is request:
+            self._end(ingress, request, None)
+            ingress.dropped[request.info.request_id] = self._gate.overdue(request.info)
+            self._news.add(ingress.name)
+
+    def _new(self, ingress: _Ingress, info: RequestInfo) -> Request:
+        expected = self._dispatcher.estimates.output(info.tenant, info.max_tokens)
+        return Request(info, ingress.name, expected)
 
     def _add(self, ingress: _Ingress, info: RequestInfo) -> Request:
-        expected = self._dispatcher.estimates.output(info.tenant, info.max_tokens)
-        request = ingress.requests[info.request_id] = Request(info, ingress.name, expected)
+        request = ingress.requests[info.request_id] = self._new(ingress, info)
         return request
 
     def _open(self, request: Request, produced: int, cached: int | None, resumed: bool) -> None:
         """Account for work that this router did not grant; an earlier one has charged it."""
         request.taken_up = True
+        self._dispatcher.resume(request)
         if resumed:
             self._dispatcher.ledger.resume(request.info, produced, cached)
         else:
             self._dispatcher.ledger.open(request.info)
 
-    def _end(self, ingress: _Ingress, request: Request, outcome: Outcome | None) -> None:
-        self._dispatcher.end(request, outcome)
+    def _end(
+        self,
+        ingress: _Ingress,
+        request: Request,
+        outcome: Outcome | None,
+        *,
+        slo_met: bool = False,
+    ) -> None:
+        self._dispatcher.end(request, outcome, slo_met=slo_met)
         del ingress.requests[request.info.request_id]
+
+    def _is_booked(self, info: RequestInfo) -> bool:
+        """Whether an earlier router has written down how a request ended."""
+        return self._past is not None and self._past.is_booked(info.request_id)
+
+    def _slo_met(self, ending: Ending) -> bool:
+        tenant = self._tenants.get(ending.request.tenant)
+        return (
+            tenant is not None
+            and ending.outcome is Outcome.SUCCEEDED
+            and tenant.slo.met(ending.first_token_s, ending.last_token_s, ending.produced)
+        )
 
     def _in_grace(self) -> bool:
         return self._clock() < self._grants_from
@@ -285,18 +321,31 @@ class Router:
         if not self._in_grace():
             self._news.update(request.ingress for request in self._dispatcher.dispatch())
 
-    def _reply(self, ingress: _Ingress, refusals: Iterable[Refusal] = ()) -> SyncReply:
+    def _reply(
+        self,
+        ingress: _Ingress,
+        refusals: Iterable[Refusal] = (),
+        asking: Iterable[str] = (),
+    ) -> SyncReply:
         requests = ingress.requests.values()
         tenants = {request.info.tenant for request in requests}.union(ingress.settled.values())
-        queues = self._dispatcher.queue.tenants()
+        queues, quotas = self._dispatcher.queue.tenants(), self._dispatcher.quotas
         return SyncReply(
             epoch=self.epoch,
             grants=tuple(
-                Grant(request.info.request_id, request.info.attempt, request.replica)
+                Grant(
+                    request.info.request_id,
+                    request.info.attempt,
+                    request.replica,
+                    request.max_tokens,
+                )
                 for request in requests
                 if request.state is State.GRANTED
             ),
             refusals=tuple(refusals),
             settled=tuple(ingress.settled),
             virtual_times={name: queues[name].counter.value for name in tenants & queues.keys()},
+            rate_limits={
+                name: quotas[name].rate_limits() for name in tenants.union(asking) & quotas.keys()
+            },
         )

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -20,11 +20,13 @@ from router.messages import (
     Grant,
     LeaseInfo,
     Outcome,
+    RateLimit,
+    RateLimits,
     RequestInfo,
     Sync,
     SyncReply,
 )
-from router.tenant import Tenants
+from router.tenant import Tenant, Tenants
 from serve_app import background
 from serve_app.backend import Refused
 
@@ -65,14 +67,19 @@ class Hint:
 class _Waiting:
     request: RequestInfo
     granted: asyncio.Future[Grant]
+    asked_at: float
+    """When its first attempt was asked for."""
 
 
 @dataclass(slots=True)
 class _Lease:
     request: RequestInfo
     replica: str
+    asked_at: float
     produced: int = 0
     cached: int | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
 
 
 class AdmissionClient:
@@ -101,6 +108,8 @@ class AdmissionClient:
         self._returned: dict[str, _Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, float] = {}
+        self._rate_limits: dict[str, tuple[float, RateLimits]] = {}
+        """What was told last of each tenant, and when."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -137,16 +146,31 @@ class AdmissionClient:
 
         A later attempt of a request that holds a lease gives that lease back. Raises Refused.
         """
-        self._leases.pop(request.request_id, None)
+        earlier = self._leases.pop(request.request_id, None)
+        asked_at = earlier.asked_at if earlier is not None else time.monotonic()
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = _Waiting(request, granted)
+        self._waiting[request.request_id] = _Waiting(request, granted, asked_at)
         self._changed.set()
         return await granted
 
     def progress(self, request_id: str, produced: int, cached: int | None) -> None:
         """Note the output tokens received so far; the next sync tells."""
         lease = self._leases[request_id]
+        if produced > lease.produced:
+            lease.last_token_s = time.monotonic() - lease.asked_at
+            if lease.first_token_s is None:
+                lease.first_token_s = lease.last_token_s
         lease.produced, lease.cached = produced, cached
+
+    def rate_limits(self, tenant: Tenant) -> RateLimits:
+        """What is left of a tenant's rates, as Admission said last; a rate that it was never told
+        of is unused."""
+        told_at, told = self._rate_limits.get(tenant.id, (0.0, RateLimits()))
+        passed_s = time.monotonic() - told_at
+        return RateLimits(
+            _after(passed_s, told.requests, tenant.requests_per_minute),
+            _after(passed_s, told.tokens, tenant.tokens_per_minute),
+        )
 
     def end(self, request_id: str, outcome: Outcome) -> None:
         """Give the request up or account for it. A second call does nothing.
@@ -157,7 +181,12 @@ class AdmissionClient:
         lease = self._leases.pop(request_id, None)
         if lease is not None:
             self._endings[request_id] = Ending(
-                lease.request, outcome, produced=lease.produced, cached=lease.cached
+                lease.request,
+                outcome,
+                produced=lease.produced,
+                cached=lease.cached,
+                first_token_s=lease.first_token_s,
+                last_token_s=lease.last_token_s,
             )
             if outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
@@ -213,13 +242,17 @@ class AdmissionClient:
         self._answered_at = time.monotonic()
         self.epoch = reply.epoch
         self._virtual_times = reply.virtual_times
+        for tenant, rates in reply.rate_limits.items():
+            self._rate_limits[tenant] = (self._answered_at, rates)
         for request_id in reply.settled:
             self._endings.pop(request_id, None)
             self._returned.pop(request_id, None)
         for refusal in reply.refusals:
             refused = self._waiting.pop(refusal.request_id, None)
             if refused is not None and not refused.granted.done():
-                refused.granted.set_exception(Refused(refusal.reason, refusal.retry_after_s))
+                refused.granted.set_exception(
+                    Refused(refusal.reason, refusal.retry_after_s, refusal.kind)
+                )
         for grant in reply.grants:
             self._take(grant)
 
@@ -235,7 +268,7 @@ class AdmissionClient:
             )
             if (heir := next(heirs, None)) is not None:
                 del self._returned[ended]
-                self._take(Grant(heir.request_id, heir.attempt, lease.replica))
+                self._take(Grant(heir.request_id, heir.attempt, lease.replica, heir.max_tokens))
 
     def _take(self, grant: Grant) -> None:
         """Turn a waiting request into a leased one. A repeated or outdated grant is nothing."""
@@ -244,5 +277,16 @@ class AdmissionClient:
             return
         if not waiting.granted.done():
             del self._waiting[grant.request_id]
-            self._leases[grant.request_id] = _Lease(waiting.request, grant.replica)
+            request = replace(waiting.request, max_tokens=grant.max_tokens)
+            self._leases[grant.request_id] = _Lease(request, grant.replica, waiting.asked_at)
             waiting.granted.set_result(grant)
+
+
+def _after(passed_s: float, told: RateLimit | None, limit: int | None) -> RateLimit | None:
+    """What a rate has come to since it was told: it refills evenly within a minute."""
+    if limit is None:
+        return None
+    if told is None or told.limit != limit:
+        return RateLimit(limit, limit, 0.0)
+    reset_s = max(told.reset_s - passed_s, 0.0)
+    return RateLimit(limit, max(min(int(limit - reset_s * limit / 60), limit), 0), reset_s)

@@ -42,6 +42,7 @@ from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
 from serve_app.streaming import EventStream, PlainAnswer, timeout_of
+from serve_app.tenant_limits import limited
 from serve_app.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class Api:
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
-        model = await self._model_for(body, prompts=1)
+        model = limited(await self._model_for(body, prompts=1), request.state.tenant)
         tools = body.offered_tools
         text, prompt_ids = await self._encoder.chat(
             body.messages, model.max_model_len, tools, body.chat_template_kwargs
@@ -161,7 +162,7 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
-        model = await self._model_for(body, prompts=len(body.prompt))
+        model = limited(await self._model_for(body, len(body.prompt)), request.state.tenant)
         prompts = [await self._prompt_ids(prompt, model) for prompt in body.prompt]
         echoes = self._echoes(body, prompts) if body.echo else []
         shape = CompletionShape(self._telling(body), echoes)
@@ -222,6 +223,7 @@ class Api:
                     tenant=request.state.tenant,
                     prompt_ids=prompt_ids,
                     sampling=msgspec.structs.replace(first, choice=number),
+                    open_ended=body.asked_limit[1] is None,
                 )
                 text = self._new_text(body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))

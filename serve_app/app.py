@@ -17,7 +17,7 @@ from serve_app.model_check import check_model
 from serve_app.placement import Placement
 from serve_app.replica_deployment import Replica
 from serve_app.router_deployment import Admission
-from serve_app.settings import AppConfig
+from serve_app.settings import AppConfig, require_prices
 
 UNLIMITED = 1_000_000
 """Serve must never queue: the one queue is Admission's."""
@@ -47,14 +47,14 @@ def build(config: AppConfig) -> Application:
     tenants that cannot be read and on models that cannot be served: here, once, and not in each
     replica that Serve would start again and again.
     """
-    config.tenants_source.load()
+    require_prices(config.tenants_source.load(), config.prices)
     check_model(config.engine)
     admission = serve.deployment(
         Admission,
         num_replicas=1,
         user_config=config.tenants_source.model_dump(mode="json"),
         **INTERNAL,
-    ).bind(config.fairness)
+    ).bind(config.fairness, config.prices, config.usage)
     replicas = serve.deployment(
         Replica,
         num_replicas=config.replicas,

@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from router.tenant import Tenant
 from serve_app.errors import ApiError
 
-FindTenant: TypeAlias = Callable[[str], Tenant | None]
-"""The tenant whose key this is. It takes the same time for any key that is not known."""
+FindTenant: TypeAlias = Callable[[str | None], Tenant | None]
+"""The tenant whose key this is, or the anonymous one where there is no key at all. It takes the
+same time for any key that is not known."""
 
 PUBLIC_PATHS = frozenset({"/health", "/ready"})
 """Answered without a key: probes have none."""
@@ -37,10 +38,10 @@ class BearerAuth:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
-        key = _key(Headers(scope=scope))
+        key = bearer_key(Headers(scope=scope))
         tenant = self._find_tenant(key)
-        if tenant is None or not key:
-            await _unauthorized().response()(scope, receive, send)
+        if tenant is None or key == "":
+            await unauthorized().response()(scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
@@ -51,16 +52,18 @@ def _is_public(scope: Scope) -> bool:
     return scope["type"] == "http" and path in PUBLIC_PATHS
 
 
-def _key(headers: Headers) -> str:
-    """The presented key; "" when there is none, or more than one."""
+def bearer_key(headers: Headers) -> str | None:
+    """The presented key; None without the header, "" when there is no key in it, or several."""
     values = headers.getlist("authorization")
+    if not values:
+        return None
     if len(values) != 1:
         return ""
     scheme, _, key = values[0].partition(" ")
     return key.strip(" ") if scheme.lower() == "bearer" else ""
 
 
-def _unauthorized() -> ApiError:
+def unauthorized() -> ApiError:
     """One answer for a missing, malformed, unknown or expired key: it says nothing more."""
     return ApiError(
         401,

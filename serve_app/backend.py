@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from replica.messages import FinishReason, Sampling, TokenLogprobs
+from router.messages import RefusalKind
 from router.tenant import Tenant
 
 
@@ -39,6 +40,8 @@ class Generation:
     tenant: Tenant
     prompt_ids: tuple[int, ...]
     sampling: Sampling
+    open_ended: bool = False
+    """The client named no limit: `sampling.max_tokens` is a default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +68,17 @@ class Unavailable(Exception):
 
 
 class Refused(Exception):
-    """The tenant is over a limit (429); nothing was charged.
+    """The tenant is over a limit (429), or waits in vain (503, 504); nothing was charged.
 
     `reason` is shown to the client, so it names limits and never other tenants.
     """
 
-    def __init__(self, reason: str, retry_after_s: float) -> None:
+    def __init__(
+        self, reason: str, retry_after_s: float, kind: RefusalKind = RefusalKind.RATE
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.kind = kind
         self.retry_after_s = retry_after_s
 
 

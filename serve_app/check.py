@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from serve_app.model_check import check_model
-from serve_app.settings import AppConfig, TenantsSource
+from serve_app.settings import AppConfig, TenantsSource, require_prices
 
 BUILDER = "serve_app.app:build"
 DEPLOYMENTS = ("Admission", "Ingress", "Replica")
@@ -46,13 +46,14 @@ def check_serve_config(path: Path) -> list[AppConfig]:
 
 def _check_application(application: ServeApplicationSchema) -> AppConfig:
     config = AppConfig.model_validate(application.args)
-    config.tenants_source.load()
+    require_prices(config.tenants_source.load(), config.prices)
     for deployment in application.deployments:
         if deployment.name not in DEPLOYMENTS:
             known = ", ".join(DEPLOYMENTS)
             raise ValueError(f"there is no deployment {deployment.name}; there are {known}")
         if isinstance(deployment.user_config, dict):
-            TenantsSource.model_validate(deployment.user_config).load()
+            source = TenantsSource.model_validate(deployment.user_config)
+            require_prices(source.load(), config.prices)
     return config
 
 

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from router.messages import RefusalKind
 from serve_app.backend import EngineFailure, Refused, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,12 @@ MAX_ENTRIES = 10
 MAX_MESSAGE = 640
 """Characters of a message; whatever has to be escaped, the body stays below 4 KB."""
 
+_REFUSALS = {
+    RefusalKind.RATE: 429,
+    RefusalKind.BUDGET: 429,
+    RefusalKind.OVERLOAD: 503,
+    RefusalKind.DEADLINE: 504,
+}
 _KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -49,6 +56,8 @@ class ApiError(Exception):
     @property
     def kind(self) -> str:
         """OpenAI's error type."""
+        if self.code == RefusalKind.BUDGET:
+            return "insufficient_quota"
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         return _KINDS.get(self.status, default)
 
@@ -110,7 +119,8 @@ def from_exception(error: Exception) -> ApiError:
             return error
         case Refused():
             headers = retry_after(error.retry_after_s)
-            return ApiError(429, error.reason, code="rate_limit_exceeded", headers=headers)
+            status = _REFUSALS[error.kind]
+            return ApiError(status, error.reason, code=error.kind.value, headers=headers)
         case Unavailable():
             headers = retry_after(error.retry_after_s)
             message = "The model is not ready to serve. Try again later."

@@ -11,7 +11,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from replica.messages import Output, Submit
+from msgspec import structs
+
+from replica.messages import Output, Sampling, Submit
 from router.messages import Outcome, RequestInfo
 from serve_app.admission_client import AdmissionClient
 from serve_app.backend import (
@@ -23,6 +25,7 @@ from serve_app.backend import (
     Unavailable,
 )
 from serve_app.mailbox import ReplicaLost
+from serve_app.prefix_hashes import prefix_hashes
 from serve_app.step_streams import StepStreams
 
 MAX_LOST_REPLICAS = 2
@@ -85,6 +88,9 @@ class Fleet:
             tenant=generation.tenant.id,
             prompt_tokens=len(generation.prompt_ids),
             max_tokens=generation.sampling.max_tokens,
+            open_ended=generation.open_ended,
+            model=self._model_name,
+            prefixes=prefix_hashes(generation.prompt_ids, generation.tenant.cache_salt),
         )
         output_ids: list[int] = []
         losses = 0
@@ -111,8 +117,9 @@ class Fleet:
             epoch=self._admission.epoch,
             prompt_ids=generation.prompt_ids,
             prior_output_ids=tuple(output_ids),
-            sampling=generation.sampling,
+            sampling=_paid_for(generation.sampling, grant.max_tokens),
             cache_salt=generation.tenant.cache_salt,
+            band=generation.tenant.band,
         )
         async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
             async for output in outputs:
@@ -120,6 +127,12 @@ class Fleet:
                 cached = min(output.cached_tokens, len(generation.prompt_ids))
                 self._admission.progress(request.request_id, len(output_ids), cached)
                 yield _delta(output, cached)
+
+
+def _paid_for(sampling: Sampling, max_tokens: int) -> Sampling:
+    """The same, of at most so many tokens."""
+    least = min(sampling.min_tokens, max_tokens)
+    return structs.replace(sampling, max_tokens=max_tokens, min_tokens=least)
 
 
 def _delta(output: Output, cached_tokens: int) -> Delta:

@@ -7,6 +7,7 @@ It only connects the parts: routes (`api`), accounts (`admission_client`), data 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
@@ -16,14 +17,18 @@ from ray.serve.handle import DeploymentHandle
 
 from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
-from router.tenant import Tenant
+from router.tenant import Tenant, Tenants
 from serve_app import background
+from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
 from serve_app.fleet import Fleet
+from serve_app.rate_headers import RateHeaders
 from serve_app.replica_link import Key
-from serve_app.settings import AppConfig
+from serve_app.settings import AppConfig, key_secret
 from serve_app.step_streams import StepStreams
+
+logger = logging.getLogger(__name__)
 
 
 @serve.ingress()
@@ -35,7 +40,8 @@ class Ingress:
     ) -> None:
         self._config = config
         self._name = serve.get_replica_context().replica_tag
-        self._tenants = config.tenants_source.load()
+        self._tenants = _load(config)
+        self._key_secret = key_secret()
         self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
         self._admission = admission.options(_by_reference=False)
@@ -50,7 +56,20 @@ class Ingress:
         self._client.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Serve calls this once, after the constructor. Its proxy adds X-Request-ID."""
+        """Serve calls this once, after the constructor."""
+        app = self._build_api()
+        app.add_middleware(RateHeaders, limits_of=self._client.rate_limits)
+        if self._config.admin_keys:
+            app.add_middleware(
+                AdminApi,
+                is_admin=self._config.is_admin,
+                tenants=self._admission.tenant_states.remote,
+                usage=self._admission.usage.remote,
+            )
+        return app
+
+    def _build_api(self) -> FastAPI:
+        """Serve's proxy adds X-Request-ID."""
         engine = self._config.engine
         tokenizer = load_tokenizer(engine.model, engine.revision)
         return create_app(
@@ -71,8 +90,8 @@ class Ingress:
         reply = await self._admission.sync.remote(msgspec.msgpack.encode(sync))
         return msgspec.msgpack.decode(reply, type=SyncReply)
 
-    def _find_tenant(self, key: str) -> Tenant | None:
-        return self._tenants.find_by_key(key)
+    def _find_tenant(self, key: str | None) -> Tenant | None:
+        return self._tenants.find_by_key(key, self._key_secret)
 
     def _take(self, notice: Notice) -> None:
         self._notice_version, self._tenants = notice.version, notice.tenants
@@ -88,6 +107,15 @@ class Ingress:
 
     async def _report_unavailable(self, replica: str) -> None:
         await self._admission.report.remote(ReplicaReport(replica=replica, slots=0, kv_tokens=0))
+
+
+def _load(config: AppConfig) -> Tenants:
+    """What is written down now; nobody, if that cannot be read. Admission tells soon what holds."""
+    try:
+        return config.tenants_source.load()
+    except (OSError, ValueError) as error:
+        logger.error("The tenants cannot be read; Admission's are waited for: %s", error)
+        return Tenants(tenants=[])
 
 
 class _Calls:

@@ -41,7 +41,7 @@ class Replica:
         """Returns when the engine is ready. Raises EngineFailed when it cannot start."""
         context = serve.get_replica_context()
         self._name = context.replica_tag
-        self._slots = engine.max_rows + lookahead
+        self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
         self._admission = admission.options(_by_reference=False)
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._siblings = handle.options(_by_reference=False)
@@ -110,6 +110,7 @@ class Replica:
             replica=self._name,
             slots=self._slots if self._routed and not self._host.failure else 0,
             kv_tokens=ready.num_blocks * ready.block_size,
+            lookahead=self._lookahead,
         )
         try:
             with anyio.fail_after(CALL_TIMEOUT_S):

@@ -8,21 +8,28 @@ next sync of each ingress and the next report of each replica.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import anyio
 import msgspec
 
-from router.fair_queue import FairPolicy
 from router.messages import ReplicaReport, Sync
+from router.policy import FairPolicy
+from router.pricing import PriceList, Prices
 from router.router import Router
 from router.snapshot import Snapshot
+from router.store import SqliteStore, UsageRow
 from router.tenant import Tenants
 from serve_app import background
 from serve_app.admission_client import Hint, Notice
-from serve_app.settings import TenantsSource
+from serve_app.journal import JournalWriter
+from serve_app.settings import TenantsSource, require_prices
+from serve_app.tenant_states import tenant_state
 
 logger = logging.getLogger(__name__)
 
@@ -37,14 +44,34 @@ OFFER_S = 2.0
 class Admission:
     """Serve runs one of these. All methods run on one event loop."""
 
-    def __init__(self, fairness: FairPolicy) -> None:
-        """Without tenants: Serve calls `reconfigure` before the first request."""
+    def __init__(
+        self,
+        fairness: FairPolicy,
+        prices: Mapping[str, Prices] | None = None,
+        usage: Path | None = None,
+    ) -> None:
+        """Without tenants: Serve calls `reconfigure` before the first request. Without `usage`
+        nothing survives this process. Raises OSError or sqlite3.Error if it cannot be opened.
+        """
+        gc.set_threshold(100_000, 50, 100)  # Most of what lives here lives long.
         self._epoch = time.time_ns() // 1_000_000
         self._tenants = Tenants(tenants=[])
         self._version = 0
         """Of what `watch` tells every ingress."""
-        self._router = Router(self._tenants, epoch=self._epoch, policy=fairness)
+        self._source: TenantsSource | None = None
+        self._prices = dict(prices or {})
+        self._store = SqliteStore(usage or ":memory:")
+        self._router = Router(
+            self._tenants,
+            epoch=self._epoch,
+            policy=fairness,
+            prices=PriceList(self._prices),
+            past=self._store,
+        )
+        self._journal = JournalWriter(self._store, self._router.take_journal)
+        self._writing = background.start(self._journal.run(), "journal")
         self._backlog = False
+        self._stamp: tuple[int, int] | None = None
         self._offered_at: dict[str, float] = {}
         self._news: set[str] = set()
         self._watchers: dict[str, asyncio.Event] = {}
@@ -58,19 +85,22 @@ class Admission:
         would have no tenants at all.
         """
         try:
-            self._tenants = TenantsSource.model_validate(user_config).load()
+            self._source = TenantsSource.model_validate(user_config)
+            self._load()
         except (OSError, ValueError) as error:
             if not self._tenants.tenants:
                 raise
             logger.error("The tenants stay as they were: %s", error)
-            return
-        self._router.update_tenants(self._tenants)
-        self._publish()
 
     async def check_health(self) -> None:
         """Raises when the router no longer keeps time."""
-        if self._clock.done():
-            raise RuntimeError("the router's clock has stopped")
+        if self._clock.done() or self._writing.done():
+            raise RuntimeError("the router's clock or its journal has stopped")
+
+    async def __del__(self) -> None:
+        """Serve calls this once, at an orderly end."""
+        if hasattr(self, "_journal"):
+            await self._journal.flush()
 
     async def sync(self, data: bytes) -> bytes:
         """Take over the state of an ingress, a `Sync`, and answer with what is true now, a
@@ -111,9 +141,39 @@ class Admission:
         self._tell()
         return self._backlog
 
+    async def tenant_states(self) -> list[dict[str, Any]]:
+        """Each tenant with its limits and what there is of them; no keys."""
+        states = self._router.snapshot().tenants
+        return [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
+
+    async def usage(self, start: float, end: float, tenant: str | None) -> list[UsageRow]:
+        """See `Store.usage`; what ended last is in it."""
+        await self._journal.flush()
+        return await asyncio.to_thread(self._store.usage, start, end, tenant)
+
     async def snapshot(self) -> Snapshot:
         """Counts of everything, for metrics and tests."""
         return self._router.snapshot()
+
+    def _load(self) -> None:
+        """Raises OSError or ValueError on tenants that cannot be used; nothing has changed then."""
+        assert self._source is not None
+        self._stamp = self._source.stamp()
+        tenants = self._source.load()
+        require_prices(tenants, self._prices)
+        self._tenants = tenants
+        self._router.update_tenants(tenants)
+        self._publish()
+
+    def _reload_if_changed(self) -> None:
+        if self._source is None or self._source.stamp() == self._stamp:
+            return
+        try:
+            self._load()
+        except Exception as error:  # Nobody's file may stop the clock.
+            logger.error("The tenants stay as they were: %s", error)
+        else:
+            logger.info("The tenants have changed")
 
     def _notice(self) -> Notice:
         return Notice((self._epoch, self._version), tuple(self._offered_at), self._tenants)
@@ -138,6 +198,7 @@ class Admission:
             self._backlog = state.queued > 0
             self._news &= state.ingresses.keys()
             self._forget_silent()
+            self._reload_if_changed()
             self._tell()
 
     def _forget_silent(self) -> None:

@@ -6,16 +6,25 @@ settings or the environment.
 
 from __future__ import annotations
 
+import hmac
+import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from replica.config import EngineConfig
-from router.fair_queue import FairPolicy
-from router.tenant import Tenant, Tenants, load_tenants
+from router.policy import FairPolicy
+from router.pricing import Prices
+from router.tenant import Digest, Tenant, Tenants, digest, load_tenants
 from serve_app.limits import Limits
 from serve_app.reasoning import ReasoningTags
+
+
+def key_secret() -> bytes:
+    """What keyed digests of API keys are keyed with; empty where there is none."""
+    return os.environ.get("FAIRSTREAM_KEY_SECRET", "").encode()
 
 
 class TenantsSource(BaseModel):
@@ -31,6 +40,14 @@ class TenantsSource(BaseModel):
     """A relative path starts at the working directory of the server."""
     revision: int = 0
     """Raise it when a file has changed: Serve applies a `user_config` that differs."""
+
+    def stamp(self) -> tuple[int, int] | None:
+        """Differs once the file has changed; None where there is no file."""
+        try:
+            status = os.stat(self.tenants) if isinstance(self.tenants, Path) else None
+        except OSError:
+            return None
+        return (status.st_mtime_ns, status.st_size) if status is not None else None
 
     def load(self) -> Tenants:
         """Raises OSError or ValueError on tenants that cannot be read."""
@@ -63,6 +80,18 @@ class AppConfig(BaseModel):
     by default an eighth of the rows."""
     fairness: FairPolicy = FairPolicy()
     api: Limits = Limits()
+    prices: dict[str, Prices] = {}
+    """By model name, in dollars per million tokens; what budgets are counted in."""
+    usage: Path | None = Path("usage.db")
+    """Where usage and spending are kept, an SQLite file; null keeps them in memory only."""
+    admin_keys: list[Digest] = []
+    """Digests of keys that may read `/admin/tenants` and `/admin/usage`."""
+
+    @model_validator(mode="after")
+    def _prices_are_of_the_model(self) -> AppConfig:
+        for name in self.prices.keys() - {self.model_name}:
+            raise ValueError(f"prices names {name!r}, but the model is called {self.model_name!r}")
+        return self
 
     @property
     def lookahead_credits(self) -> int:
@@ -70,6 +99,21 @@ class AppConfig(BaseModel):
             return max(1, self.engine.max_rows // 8)
         return self.lookahead
 
+    def is_admin(self, key: str) -> bool:
+        """Whether a key is one of an administrator. All are compared, in constant time."""
+        presented = {digest(key), digest(key, key_secret())}
+        matches = [
+            hmac.compare_digest(known, one) for known in self.admin_keys for one in presented
+        ]
+        return bool(key) and any(matches)
+
     @property
     def tenants_source(self) -> TenantsSource:
         return TenantsSource(tenants=self.tenants)
+
+
+def require_prices(tenants: Tenants, prices: Mapping[str, Prices]) -> None:
+    """Raises ValueError for a budget that nothing would ever be counted against."""
+    for tenant in tenants.tenants:
+        if (tenant.daily_budget, tenant.monthly_budget) != (None, None) and not prices:
+            raise ValueError(f"tenant {tenant.id!r} has a budget, but `prices` names no model")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.fair_queue import FairPolicy
+from router.ledger import Past
 from router.messages import (
     Ending,
     LeaseInfo,
@@ -12,23 +12,37 @@ from router.messages import (
     Sync,
     SyncReply,
 )
+from router.policy import FairPolicy
+from router.pricing import PriceList, Prices
 from router.router import Router
 from router.snapshot import Snapshot
 from tests.router.world import Clock, tenants_of
 
 EPOCH = 7
+PRICES = PriceList({"m": Prices(prompt=1.0, cached=0.5, output=2.0)})
+"""Micro-dollars per token."""
 
 
 class Desk:
     """A router, and one ingress that says exactly what a test tells it to."""
 
-    def __init__(self, slots: int = 0, grace_s: float = 0.0, **tenants: dict[str, object]) -> None:
+    def __init__(
+        self,
+        slots: int = 0,
+        grace_s: float = 0.0,
+        policy: FairPolicy | None = None,
+        past: Past | None = None,
+        **tenants: dict[str, object],
+    ) -> None:
         self.clock = Clock()
         self.router = Router(
             tenants_of(**(tenants or {"a": {}})),
             epoch=EPOCH,
-            policy=FairPolicy(burst=0.0),
+            policy=policy or FairPolicy(burst=0.0),
+            prices=PRICES,
+            past=past,
             clock=self.clock,
+            wall=self.clock,
             grace_s=grace_s,
         )
         self.sequence = 0
@@ -66,8 +80,11 @@ class Desk:
         return {k: n for k, n in usage[tenant].outcomes.items() if n} if tenant in usage else {}
 
 
-def info(request_id: str = "x", tenant: str = "a", attempt: int = 0) -> RequestInfo:
-    return RequestInfo(request_id, tenant, prompt_tokens=100, max_tokens=50, attempt=attempt)
+def info(
+    request_id: str = "x", tenant: str = "a", attempt: int = 0, **fields: object
+) -> RequestInfo:
+    size = {"prompt_tokens": 100, "max_tokens": 50, "model": "m"}
+    return RequestInfo(request_id, tenant, attempt=attempt, **(size | fields))
 
 
 def infos(count: int, tenant: str = "a") -> list[RequestInfo]:

@@ -1,13 +1,22 @@
-from router.estimates import Estimates, RunningMean
+from router.estimates import Estimates
 
 
-def test_a_running_mean_starts_at_its_first_value_and_follows_a_change():
-    mean = RunningMean()
-    mean.add(100.0)
-    assert mean.value == 100.0
-    for _ in range(100):
-        mean.add(10.0)
-    assert abs(mean.value - 10.0) < 1.0
+def test_expectations_follow_a_change():
+    estimates = Estimates(expected_output=256)
+    for tokens, seconds in [(100, 9.0), *[(10, 1.0)] * 100]:
+        estimates.finished("a", tokens, seconds)
+    assert estimates.output("a", 1000) == 11
+    assert estimates.duration("a") < 1.1
+    assert estimates.output("b", 1000) < 20
+
+
+def test_what_rates_hold_is_what_nine_of_ten_stay_within():
+    estimates = Estimates(expected_output=256)
+    assert estimates.high_output("a", 1000) == 256
+    for tokens in range(1, 33):
+        estimates.finished("a", tokens, 1.0)
+    assert estimates.high_output("a", 1000) == 29
+    assert estimates.high_output("a", 7) == 7
 
 
 def test_expected_output_is_of_the_tenant_then_of_the_pool_then_a_guess():

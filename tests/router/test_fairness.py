@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fair_queue import FairPolicy
 from router.ledger import Usage
+from router.policy import FairPolicy
 from tests.router.world import Ingress, World, tenants_of
 
 NO_LIMITS = {"max_concurrency": 10_000, "max_queued": 10_000}
@@ -53,10 +53,13 @@ class Shape:
 
     prompt: tuple[int, int]
     output: tuple[int, int]
+    prefixes: int = 0
+    """Shared beginnings that a prompt has one of."""
 
     def submit(self, world: World, ingress: Ingress, tenant: str, rng: random.Random) -> None:
         prompt, output = rng.randint(*self.prompt), rng.randint(*self.output)
-        world.submit(ingress, tenant, prompt, output, limit=self.output[1])
+        prefixes = (hash((tenant, rng.randrange(self.prefixes))),) if self.prefixes else ()
+        world.submit(ingress, tenant, prompt, output, self.output[1], prefixes)
 
 
 def backlogged(
@@ -181,7 +184,7 @@ class Measured:
         )
         expected = max(p.lam * p.w_q * self.open_output[t] / w for t, w in self.weights.items())
         corrected = max((p.w_p - p.w_c) * self.uncorrected[t] / w for t, w in self.weights.items())
-        return ahead + expected + corrected
+        return p.locality + ahead + expected + corrected
 
     @staticmethod
     def _raise(table: dict[str, int], tenant: str, value: int) -> None:
@@ -192,6 +195,7 @@ SHAPES = st.builds(
     Shape,
     prompt=st.tuples(st.integers(1, 20), st.integers(20, 200)),
     output=st.tuples(st.integers(1, 5), st.integers(5, 30)),
+    prefixes=st.sampled_from([0, 4]),
 )
 
 
@@ -202,13 +206,14 @@ SHAPES = st.builds(
     slots=st.integers(1, 8),
     cached=st.sampled_from([0.0, 0.9]),
     burst=st.sampled_from([0.0, 100.0]),
+    locality=st.sampled_from([0.0, 60.0]),
     seed=st.integers(0, 2**16),
 )
 def test_the_service_of_two_backlogged_tenants_stays_within_the_bound(
-    shapes, weights, slots, cached, burst, seed
+    shapes, weights, slots, cached, burst, locality, seed
 ):
     """|W_i/w_i - W_j/w_j| <= 2 D + burst/w_min over every interval in which both wait."""
-    policy = FairPolicy(burst=burst)
+    policy = FairPolicy(burst=burst, locality=locality)
     weight_of = dict(zip("ij", weights, strict=True))
     world, ingress = world_of(weight_of, slots, policy=policy, cached=cached)
     measured = Measured(policy, weight_of)

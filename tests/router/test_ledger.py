@@ -46,8 +46,8 @@ def test_output_is_counted_once_whatever_order_reports_come_in():
 def test_a_request_ends_once():
     """C02: exactly one outcome, and nothing is booked after it."""
     ledger = dispatched()
-    ledger.close("r", Outcome.CANCELLED)
-    ledger.close("r", Outcome.SUCCEEDED)
+    ledger.close(INFO, Outcome.CANCELLED)
+    ledger.close(INFO, Outcome.SUCCEEDED)
     assert ledger.progress("r", 9, 9) == NOTHING
     assert ledger.dispatch("r") == NOTHING
     assert usage_of(ledger).outcomes == {
@@ -61,7 +61,7 @@ def test_a_request_ends_once():
 def test_a_refusal_has_no_outcome():
     ledger = Ledger()
     ledger.open(INFO)
-    ledger.close("r", None)
+    ledger.close(INFO, None)
     assert usage_of(ledger) == Usage()
 
 
@@ -70,7 +70,7 @@ def test_a_cancelled_stream_is_charged_for_what_it_produced():
     ledger = dispatched()
     ledger.progress("r", 3, 0)
     assert ledger.refund("r") == NOTHING
-    ledger.close("r", Outcome.CANCELLED)
+    ledger.close(INFO, Outcome.CANCELLED)
     usage = usage_of(ledger)
     assert (usage.prompt_tokens, usage.output_tokens) == (100, 3)
 
@@ -102,7 +102,7 @@ def test_totals_handed_out_do_not_change_later():
     ledger = dispatched()
     before = ledger.usage()
     ledger.progress("r", 5, None)
-    ledger.close("r", Outcome.FAILED)
+    ledger.close(INFO, Outcome.FAILED)
     assert before["a"].output_tokens == 0
     assert before["a"].outcomes[Outcome.FAILED] == 0
 

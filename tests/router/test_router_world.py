@@ -14,8 +14,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from router.fair_queue import FairPolicy
 from router.messages import Sync
+from router.policy import FairPolicy
 from tests.router.world import (
     Ingress,
     Replica,

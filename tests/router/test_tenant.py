@@ -1,4 +1,5 @@
 import hashlib
+import hmac
 
 import pytest
 from hypothesis import given
@@ -35,19 +36,38 @@ def test_an_unknown_or_malformed_key_finds_nobody(key):
     assert Tenants(tenants=[Tenant(id="one", keys=[DIGEST])]).find_by_key(key) is None
 
 
-def test_every_digest_is_compared_whatever_key_is_presented(monkeypatch):
-    """R41: the same work for known, unknown and malformed keys."""
+def test_a_wrong_key_costs_what_an_unknown_one_does(monkeypatch):
+    """R41: the same digests and one comparison in constant time, whatever was presented."""
     tenants = Tenants(
-        tenants=[Tenant(id=str(i), keys=[digest(f"a{i}"), digest(f"b{i}")]) for i in range(5)]
+        tenants=[Tenant(id=str(i), keys=[digest(f"a{i}"), digest(f"b{i}", b"s")]) for i in range(5)]
     )
-    compared = []
+    calls = []
+    compare, hashed = hmac.compare_digest, digest
     monkeypatch.setattr(
-        "router.tenant.hmac.compare_digest", lambda a, b: compared.append(a) or a == b
+        "router.tenant.hmac.compare_digest", lambda a, b: calls.append("compare") or compare(a, b)
     )
-    for key in ("a0", "b4", "unknown", "\ud83d"):
-        compared.clear()
-        tenants.find_by_key(key)
-        assert len(compared) == 10
+    monkeypatch.setattr("router.tenant.digest", lambda *key: calls.append("digest") or hashed(*key))
+    for key in ("a0", "b4", "a", "unknown", "\ud83d"):
+        calls.clear()
+        tenants.find_by_key(key, b"s")
+        assert sorted(calls) == ["compare"] * 2 + ["digest"] * 2
+
+
+def test_a_keyed_digest_belongs_to_its_secret():
+    tenants = Tenants(tenants=[Tenant(id="one", keys=[digest("sk-one", b"secret")])])
+    assert digest("sk-one", b"secret").startswith("hmac-sha256:")
+    assert tenants.find_by_key("sk-one", b"secret").id == "one"
+    assert tenants.find_by_key("sk-one", b"another") is None
+    assert tenants.find_by_key("sk-one") is None
+
+
+def test_no_key_at_all_is_the_anonymous_tenant_if_there_is_one():
+    assert Tenants(tenants=[Tenant(id="one")]).find_by_key(None) is None
+    tenants = Tenants(tenants=[Tenant(id="one"), Tenant(id="guest", anonymous=True)])
+    assert tenants.find_by_key(None).id == "guest"
+    assert tenants.find_by_key("") is None
+    with pytest.raises(ValidationError, match="more than one tenant is anonymous"):
+        Tenants(tenants=[Tenant(id="x", anonymous=True), Tenant(id="y", anonymous=True)])
 
 
 @given(st.text(min_size=1, max_size=20), st.text(min_size=1, max_size=20))
@@ -74,6 +94,18 @@ def test_salts_are_equal_only_within_a_tenant_or_a_group(one, two):
         {"max_concurrency": True},
         {"max_queued": -1},
         {"prefix_group": ""},
+        {"band": 4},
+        {"burst": -1.0},
+        {"requests_per_minute": 0},
+        {"tokens_per_minute": 1.5},
+        {"daily_budget": -0.01},
+        {"monthly_budget": float("nan")},
+        {"time_zone": "Mars/Olympus"},
+        {"time_zone": "../../etc/passwd"},
+        {"max_context": 0},
+        {"models": [""]},
+        {"max_wait_s": 0.0},
+        {"slo": {"ttft": 1}},
         {"colour": "red"},
     ],
 )
@@ -86,7 +118,7 @@ def test_a_wrong_field_is_refused_by_name(fields):
 def test_ids_and_digests_are_unique():
     with pytest.raises(ValidationError, match="'one' appears twice"):
         Tenants(tenants=[Tenant(id="one"), Tenant(id="one")])
-    with pytest.raises(ValidationError, match=r"digest .* appears twice"):
+    with pytest.raises(ValidationError, match=r"digest of tenant 'two' appears twice"):
         Tenants(tenants=[Tenant(id="one", keys=[DIGEST]), Tenant(id="two", keys=[DIGEST])])
 
 
@@ -102,11 +134,14 @@ def test_tenants_load_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("tenants:\n- id: one\n  wieght: 2\n", "tenants.0.wieght: Extra inputs"),
-        ("tenants:\n- id: one\n  max_queued: many\n", "tenants.0.max_queued: Input should be"),
+        ("tenants:\n- id: one\n  wieght: 2\n", "line 3: tenants.0.wieght: Extra inputs"),
+        (
+            "tenants:\n- id: one\n  max_queued: many\n",
+            "line 3: tenants.0.max_queued: Input should be",
+        ),
         ("tenants:\n- id: one\n- id: one\n", "'one' appears twice"),
-        ("- id: one\n", "file: Input should be"),
-        ("", "file: Input should be"),
+        ("- id: one\n", "line 1: file: Input should be"),
+        ("", "line 1: file: Input should be"),
         ("tenants: [\n", "line 2: not valid YAML"),
     ],
 )

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from router.fair_queue import FairPolicy
 from router.messages import (
     Ending,
     Grant,
@@ -17,6 +16,8 @@ from router.messages import (
     Sync,
     SyncReply,
 )
+from router.policy import FairPolicy
+from router.pricing import PriceList
 from router.request import State
 from router.router import Router
 from router.tenant import Tenant, Tenants
@@ -89,11 +90,13 @@ class World:
         policy: FairPolicy | None = None,
         grace_s: float = 0.0,
         cached_share: float = 0.0,
+        prices: PriceList | None = None,
     ) -> None:
-        self.clock = Clock()
+        self.clock, self.wall = Clock(), Clock()
         self.tenants = tenants
         self.policy = policy or FairPolicy()
         self.grace_s = grace_s
+        self.prices = prices
         self.cached_share = cached_share
         self.lengths: dict[str, int] = {}
         """Output tokens that each request will produce."""
@@ -114,7 +117,9 @@ class World:
             self.tenants,
             epoch=next(self._epochs),
             policy=self.policy,
+            prices=self.prices,
             clock=self.clock,
+            wall=self.wall,
             grace_s=self.grace_s,
         )
         self.booked = set()
@@ -134,11 +139,19 @@ class World:
         self.router.report(ReplicaReport(replica.name, replica.slots, replica.kv_tokens))
 
     def submit(
-        self, ingress: Ingress, tenant: str, prompt: int = 10, output: int = 5, limit: int = 0
+        self,
+        ingress: Ingress,
+        tenant: str,
+        prompt: int = 10,
+        output: int = 5,
+        limit: int = 0,
+        prefixes: tuple[int, ...] = (),
     ) -> str:
         request_id = f"request-{next(self._ids)}"
         self.lengths[request_id] = output
-        ingress.waiting[request_id] = RequestInfo(request_id, tenant, prompt, limit or output)
+        ingress.waiting[request_id] = RequestInfo(
+            request_id, tenant, prompt, limit or output, model="m", prefixes=prefixes
+        )
         return request_id
 
     def cancel(self, ingress: Ingress, request_id: str) -> None:
@@ -213,6 +226,8 @@ class World:
             self._again(ingress, info)
             return
         del ingress.waiting[grant.request_id]
+        info = replace(info, max_tokens=grant.max_tokens)
+        self.lengths[info.request_id] = min(self.lengths[info.request_id], grant.max_tokens)
         ingress.leases[grant.request_id] = LeaseInfo(info, grant.replica)
         replica.jobs[grant.request_id] = Job(info, ingress)
 
@@ -255,7 +270,7 @@ def assert_work_conserving(router: Router) -> None:
     for tenant in dispatcher.queue.tenants().values():
         if tenant.eligible():
             head = next(iter(tenant.waiting))
-            assert dispatcher.credits.find(head.kv_need, dispatcher._reserved) is None
+            assert dispatcher.place(head) is None
 
 
 def assert_drained(router: Router) -> None:
@@ -268,6 +283,9 @@ def assert_drained(router: Router) -> None:
     dispatcher = router._dispatcher
     assert len(dispatcher.ledger) == 0
     assert all(not tenant.counter.outstanding for tenant in dispatcher.queue.tenants().values())
+    assert all(not quota.held() for quota in dispatcher.quotas.values())
+    assert dispatcher.queue.waiting == 0
+    assert not any(band.prefixed for band in dispatcher.queue.bands)
 
 
 def held_credits(router: Router) -> dict[str, tuple[str, str]]:

@@ -6,6 +6,7 @@ import asyncio
 import random
 
 from router.messages import ReplicaReport, Sync, SyncReply
+from router.pricing import PriceList
 from router.router import Router
 from router.tenant import Tenant, Tenants
 from serve_app.admission_client import Hint
@@ -22,7 +23,15 @@ TENANTS = Tenants(
 class AdmissionInProcess:
     """With a `rate`, syncs and their answers are lost, late or doubled."""
 
-    def __init__(self, chance: random.Random | None = None, rate: float = 0.0) -> None:
+    def __init__(
+        self,
+        chance: random.Random | None = None,
+        rate: float = 0.0,
+        tenants: Tenants = TENANTS,
+        prices: PriceList | None = None,
+    ) -> None:
+        self.tenants = tenants
+        self._prices = prices
         self.rate = rate
         self.away = False
         self.syncs: list[Sync] = []
@@ -59,7 +68,7 @@ class AdmissionInProcess:
         return Hint(news=True)
 
     def _new_router(self, epoch: int = 1) -> Router:
-        return Router(TENANTS, epoch=epoch, grace_s=0.0)
+        return Router(self.tenants, epoch=epoch, grace_s=0.0, prices=self._prices)
 
     def _maybe_fail(self) -> None:
         if self.away or self._chance.random() < self.rate:

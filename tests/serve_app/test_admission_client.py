@@ -46,7 +46,7 @@ async def test_a_request_is_granted_at_once_where_a_slot_is_free(
 ) -> None:
     admission.offer("a", 1)
     started = time.monotonic()
-    assert await client.acquire(request()) == Grant("r", 0, "a")
+    assert await client.acquire(request()) == Grant("r", 0, "a", 20)
     assert time.monotonic() - started < admission_client.SYNC_PERIOD_S
 
 
@@ -70,7 +70,7 @@ async def test_a_refusal_tells_why_and_when_to_come_back(
     with pytest.raises(Refused) as caught:
         await client.acquire(request("second", "modest"))
     client.end("second", Outcome.FAILED)
-    assert "0 requests waiting" in caught.value.reason
+    assert "at most 0 requests may wait" in caught.value.reason
     assert caught.value.retry_after_s >= 1
 
 
@@ -138,19 +138,19 @@ async def test_a_later_attempt_gives_its_lease_back_and_waits_again(
     await until(lambda: admission.router.snapshot().replicas["a"].leases == 0)
     assert admission.syncs[-1].leases == ()
     admission.offer("b", 1)
-    assert await again == Grant("r", 1, "b")
+    assert await again == Grant("r", 1, "b", 20)
     assert admission.router.snapshot().usage["acme"].prompt_tokens == 10
 
 
 async def test_a_grant_for_an_earlier_attempt_is_ignored() -> None:
-    grants = [Grant("r", 0, "a"), Grant("r", 1, "b")]
+    grants = [Grant("r", 0, "a", 20), Grant("r", 1, "b", 20)]
 
     async def sync(sync: Sync) -> SyncReply:
         return SyncReply(epoch=1, grants=(grants.pop(0),) if sync.waiting else ())
 
     client = AdmissionClient("ingress", sync, AdmissionInProcess().watch)
     client.start()
-    assert await client.acquire(request(attempt=1)) == Grant("r", 1, "b")
+    assert await client.acquire(request(attempt=1)) == Grant("r", 1, "b", 20)
     await client.close()
 
 
@@ -170,7 +170,7 @@ async def test_an_answer_that_does_not_come_is_given_up(
     client = AdmissionClient("ingress", sync, admission.watch)
     client.start()
     admission.offer("a", 1)
-    assert await asyncio.wait_for(client.acquire(request()), 2) == Grant("r", 0, "a")
+    assert await asyncio.wait_for(client.acquire(request()), 2) == Grant("r", 0, "a", 20)
     await client.close()
 
 
@@ -237,12 +237,12 @@ async def test_while_admission_is_away_a_tenants_own_credit_is_used_again(
     await until(lambda: admission.router.snapshot().queued == 2)
     admission.away = True
     client.end("first", Outcome.SUCCEEDED)
-    assert await asyncio.wait_for(own, 1) == Grant("own", 0, "a")
+    assert await asyncio.wait_for(own, 1) == Grant("own", 0, "a", 20)
     await asyncio.sleep(0.05)
     assert not others.done()
     admission.away = False
     client.end("own", Outcome.SUCCEEDED)
-    assert await asyncio.wait_for(others, 1) == Grant("other", 0, "a")
+    assert await asyncio.wait_for(others, 1) == Grant("other", 0, "a", 20)
 
 
 class User:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.tenant import Tenant, digest
-from serve_app.settings import AppConfig, TenantsSource
+from router.pricing import Prices
+from router.tenant import Tenant, Tenants, digest
+from serve_app.settings import AppConfig, TenantsSource, require_prices
 
 
 def config(**options: Any) -> AppConfig:
@@ -49,6 +50,9 @@ def test_an_unknown_key_is_refused_at_every_level(options: dict[str, Any], where
         {"api": {"max_choices": 0}},
         {"reasoning": {"end": ""}},
         {"model_aliases": [""]},
+        {"prices": {"another": {"prompt": 1.0}}},
+        {"prices": {"m": {"prompt": -1.0}}},
+        {"admin_keys": ["sk-plain"]},
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any]) -> None:
@@ -87,3 +91,34 @@ def test_tenants_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
         TenantsSource(tenants=tmp_path / "nowhere.yaml").load()
     with pytest.raises(ValueError, match="twice"):
         TenantsSource(tenants=[Tenant(id="a"), Tenant(id="a")]).load()
+
+
+def test_a_budget_needs_prices() -> None:
+    tenants = Tenants(tenants=[Tenant(id="a", daily_budget=1.0)])
+    with pytest.raises(ValueError, match="'a' has a budget"):
+        require_prices(tenants, {})
+    require_prices(tenants, {"m": Prices(prompt=1.0)})
+    require_prices(Tenants(tenants=[Tenant(id="a")]), {})
+
+
+def test_an_administrator_is_known_by_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRSTREAM_KEY_SECRET", "pepper")
+    keys = [digest("plain"), digest("keyed", b"pepper"), digest("")]
+    admins = config(admin_keys=keys)
+    assert admins.is_admin("plain")
+    assert admins.is_admin("keyed")
+    assert not admins.is_admin("other")
+    assert not admins.is_admin("")
+    assert not config().is_admin("plain")
+
+
+def test_a_file_of_tenants_has_another_stamp_once_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "tenants.yaml"
+    source = TenantsSource(tenants=path)
+    assert source.stamp() is None
+    path.write_text("tenants: []")
+    before = source.stamp()
+    assert before == source.stamp() is not None
+    path.write_text("tenants: [] # changed")
+    assert source.stamp() != before
+    assert TenantsSource(tenants=[]).stamp() is None

@@ -7,7 +7,7 @@ import pytest
 
 from router.tenant import digest
 from tests.models import save_tiny
-from tests.serve_app.on_ray.site import APP, KEY, MODEL, Site, until
+from tests.serve_app.on_ray.site import ADMIN_KEY, APP, KEY, MODEL, Site, until
 
 REPLICAS = 2
 ENVIRONMENT = {
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-async def running_site(model: str) -> AsyncIterator[Site]:
+async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -35,7 +35,8 @@ async def running_site(model: str) -> AsyncIterator[Site]:
             port = free.getsockname()[1]
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
-        site = Site(port, _config(model))
+        usage = tmp_path_factory.mktemp("usage") / "usage.db"
+        site = Site(port, _config(model, str(usage)))
         await site.deploy()
         yield site
         serve.shutdown()
@@ -55,7 +56,7 @@ async def site(running_site: Site) -> AsyncIterator[Site]:
     await until(running_site.at_rest)
 
 
-def _config(model: str) -> dict[str, object]:
+def _config(model: str, usage: str) -> dict[str, object]:
     engine = {
         "model": model,
         "dtype": "float32",
@@ -68,7 +69,18 @@ def _config(model: str) -> dict[str, object]:
         "engine": engine,
         "replicas": REPLICAS,
         "ingresses": 2,
-        "tenants": [{"id": "acme", "keys": [digest(KEY)], "max_concurrency": 8}],
+        "tenants": [
+            {
+                "id": "acme",
+                "keys": [digest(KEY)],
+                "max_concurrency": 8,
+                "tokens_per_minute": 10_000_000,
+                "monthly_budget": 1000.0,
+            }
+        ],
+        "prices": {MODEL: {"prompt": 1.0, "output": 2.0}},
+        "usage": usage,
+        "admin_keys": [digest(ADMIN_KEY)],
     }
     application = {"name": APP, "import_path": "serve_app.app:build", "args": args}
     return {"applications": [application]}

@@ -23,6 +23,7 @@ from router.snapshot import Snapshot
 APP = "fairstream"
 MODEL = "tiny"
 KEY = "key-acme"
+ADMIN_KEY = "key-admin"
 TOKENS = 64
 
 

@@ -1,0 +1,150 @@
+"""The tenants of one priority class in fair order: weighted virtual token counters.
+
+After Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024), with weights,
+expected output and a monotone virtual time; docs/fairness.md states what is guaranteed. Knows
+neither replicas nor other bands.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from router.lazy_heap import LazyHeap
+from router.policy import FairPolicy
+from router.request import Request
+
+
+@dataclass(slots=True)
+class VirtualTokenCounter:
+    """Service that one tenant had, in units of cost divided by weight."""
+
+    weight: float
+    value: float = 0.0
+    """c: rises by what is served, and by a lift at activation."""
+    outstanding: int = 0
+    """O: output tokens expected of what runs now."""
+
+    def charge(self, cost: float) -> None:
+        self.value += cost / self.weight
+
+    def lift(self, virtual_time: float, burst: float) -> None:
+        """Forget the service missed while away, except for the burst."""
+        self.value = max(self.value, virtual_time - burst / self.weight)
+
+
+@dataclass(slots=True, eq=False)
+class TenantQueue:
+    """One tenant's requests and its counter."""
+
+    band: Band
+    max_concurrency: int
+    counter: VirtualTokenCounter
+    burst: float = 0.0
+    waiting: OrderedDict[Request, None] = field(default_factory=OrderedDict)
+    running: set[Request] = field(default_factory=set)
+
+    def eligible(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self.max_concurrency
+
+    @property
+    def head(self) -> Request:
+        return next(iter(self.waiting))
+
+
+class Band:
+    """Every operation is amortised O(log tenants)."""
+
+    def __init__(self, index: int, policy: FairPolicy) -> None:
+        self.index = index
+        self.virtual_time = 0.0
+        """V: the largest, over all dispatches, of the least counter among the eligible, before
+        each grant and after the last."""
+        self.prefixed = 0
+        """Waiting requests that name prefixes."""
+        self._policy = policy
+        self._order_weight = policy.lam * policy.w_q
+        self._by_key = LazyHeap(self.key, TenantQueue.eligible)
+        self._by_counter = LazyHeap(_counter_value, TenantQueue.eligible)
+        self._aside: list[TenantQueue] = []
+
+    def key(self, queue: TenantQueue) -> float:
+        """The order: c + λ·w_q·O / w."""
+        counter = queue.counter
+        return counter.value + self._order_weight * counter.outstanding / counter.weight
+
+    def is_newcomer(self, queue: TenantQueue) -> bool:
+        """Whether a tenant is below its fair share: rows that are kept are for such."""
+        level = queue.counter.value
+        return level < self.virtual_time or (level == self.virtual_time and not queue.running)
+
+    def newcomer(self) -> TenantQueue | None:
+        """The eligible tenant that had the least service, if it is a newcomer, or would still
+        have had the least after its next request."""
+        queue = self._by_counter.peek()
+        if queue is None or self.is_newcomer(queue):
+            return queue
+        self._by_counter.pop()
+        second = self._by_counter.peek()
+        self._by_counter.touch(queue)
+        if second is None or queue.counter.value + self._cost(queue) > second.counter.value:
+            return None
+        return queue
+
+    def _cost(self, queue: TenantQueue) -> float:
+        """What its next request will probably add to its counter."""
+        request = queue.head
+        cost = self._policy.w_p * request.info.prompt_tokens + self._policy.w_q * request.expected
+        return cost / queue.counter.weight
+
+    def first(self) -> TenantQueue | None:
+        """The tenant whose head comes next, those set aside apart."""
+        return self._by_key.peek()
+
+    def near(self, span: float, limit: int) -> list[TenantQueue]:
+        """The tenants that come next, with keys at most `span` above the first; `limit` of them
+        at most."""
+        found: list[TenantQueue] = []
+        ceiling = 0.0
+        while len(found) < limit and (queue := self._by_key.peek()) is not None:
+            if not found:
+                ceiling = self.key(queue) + span
+            elif self.key(queue) > ceiling:
+                break
+            found.append(self._by_key.pop())
+        for queue in found:
+            self._by_key.touch(queue)
+        return found
+
+    def set_aside(self) -> None:
+        """Pass the first tenant over until `restore`. It stays eligible."""
+        self._aside.append(self._by_key.pop())
+
+    def restore(self) -> None:
+        while self._aside:
+            self._by_key.touch(self._aside.pop())
+
+    def advance(self) -> None:
+        """Move the virtual time up to the least counter among the eligible."""
+        slowest = self._by_counter.peek()
+        if slowest is not None and slowest.counter.value > self.virtual_time:
+            self.virtual_time = slowest.counter.value
+
+    def activate(self, queue: TenantQueue) -> None:
+        """A tenant becomes eligible: it comes back level with the others, but for its burst."""
+        queue.counter.lift(self.virtual_time, queue.burst)
+        self.touch(queue)
+
+    def drop(self, queue: TenantQueue) -> None:
+        """A tenant leaves for another band."""
+        self._by_key.drop(queue)
+        self._by_counter.drop(queue)
+
+    def touch(self, queue: TenantQueue) -> None:
+        """An eligible tenant is new here, or its key may have fallen."""
+        self._by_key.touch(queue)
+        self._by_counter.touch(queue)
+
+
+def _counter_value(queue: TenantQueue) -> float:
+    return queue.counter.value

@@ -1,0 +1,123 @@
+"""What a tenant may spend in a day or a month of its own time zone.
+
+Money is whole micro-dollars per window. A window has an id, so a new one starts at zero by
+construction, and what was held in an old one is settled there. Knows neither prices nor
+requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import Literal, NamedTuple, TypeAlias
+from zoneinfo import ZoneInfo
+
+Period: TypeAlias = Literal["day", "month"]
+
+
+class Window(NamedTuple):
+    """A day ("2026-03-01") or a month ("2026-03")."""
+
+    id: str
+    ends_at: float
+    """Unix time."""
+
+
+def zone(name: str) -> tzinfo:
+    """A time zone of the IANA database. UTC needs no database.
+
+    Raises ValueError for one that is not known here.
+    """
+    if name == "UTC":
+        return timezone.utc
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        raise ValueError("is not a known time zone") from None
+
+
+def window(period: Period, now: float, tz: tzinfo) -> Window:
+    """The window that contains the Unix time `now`."""
+    start = datetime.fromtimestamp(now, tz).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "day":
+        # Arithmetic on the wall clock: days of 23 and 25 hours exist.
+        following = start + timedelta(days=1)
+        return Window(start.strftime("%Y-%m-%d"), following.timestamp())
+    start = start.replace(day=1)
+    following = (start + timedelta(days=32)).replace(day=1)
+    return Window(start.strftime("%Y-%m"), following.timestamp())
+
+
+@dataclass(slots=True)
+class Account:
+    """One window's money, in micro-dollars."""
+
+    spent: int = 0
+    held: int = 0
+
+
+class Budget:
+    """One limit per window. What is held counts as spent until it is settled."""
+
+    def __init__(self, period: Period, limit: int, tz: tzinfo) -> None:
+        self.period, self.limit, self.tz = period, limit, tz
+        self._window, self._ends_at = Window("", 0.0), 0.0
+        self._account = Account()
+        self._accounts: dict[str, Account] = {}
+
+    def current(self, now: float) -> Window:
+        """The window at Unix time `now`. A clock that is put back changes nothing."""
+        if now >= self._ends_at:
+            self._window = window(self.period, now, self.tz)
+            self._ends_at = self._window.ends_at
+            self._account = self._accounts.setdefault(self._window.id, Account())
+            self._forget()
+        return self._window
+
+    def remaining(self, now: float) -> int:
+        """Micro-dollars neither spent nor held."""
+        if now >= self._ends_at:
+            self.current(now)
+        return self.limit - self._account.spent - self._account.held
+
+    def unspent(self, now: float) -> int:
+        """Micro-dollars not spent: what may remain once all holds are settled."""
+        self.current(now)
+        return self.limit - self._account.spent
+
+    def hold(self, amount: int, now: float) -> str:
+        """Hold an amount, whatever remains. Returns the id of the window."""
+        if now >= self._ends_at:
+            self.current(now)
+        self._account.held += amount
+        return self._window.id
+
+    def settle(self, name: str, held: int, spent: int) -> None:
+        """Turn what was held in a window into what was spent."""
+        account = self._accounts[name]
+        account.held -= held
+        account.spent += spent
+
+    def restore(self, spent: Callable[[str], int], now: float) -> None:
+        """Take over what was spent in the current window before this process."""
+        name = self.current(now).id
+        self._account.spent = spent(name)
+
+    def accounts(self) -> Mapping[str, Account]:
+        """By window: the current one, and earlier ones in which something is held."""
+        return self._accounts
+
+    def move(self, tz: tzinfo) -> None:
+        """Count in another time zone from now on: a window of the same name goes on."""
+        if tz != self.tz:
+            self.tz, self._ends_at = tz, 0.0
+
+    def _forget(self) -> None:
+        over = [
+            name
+            for name, account in self._accounts.items()
+            if name != self._window.id and not account.held
+        ]
+        for name in over:
+            del self._accounts[name]

@@ -1,0 +1,176 @@
+"""Where usage is kept for good: the journal behind one small interface, and SQLite for it.
+
+The journal is the truth about money: what a request cost is written once, under its id, in one
+transaction with the totals that it changes. So a request that is booked again, by a router that
+was started anew or by an ingress that was not heard, changes nothing. Knows neither HTTP nor Ray,
+and nothing of requests that are still open.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Protocol
+
+from router.ledger import Entry
+from router.messages import Outcome
+
+HOUR_S = 3600
+KEPT_S = 24 * HOUR_S
+"""How long ids are remembered. Ingresses repeat an ending for seconds, not hours."""
+
+SUMS = (
+    "prompt_tokens",
+    "cached_tokens",
+    "output_tokens",
+    "micro_dollars",
+    "slo_met",
+    *(outcome.value for outcome in Outcome),
+    "refused",
+)
+"""What is added up, in the order of the columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRow:
+    """What one tenant used of one model in one hour."""
+
+    hour: int
+    """Unix time of its begin."""
+    tenant: str
+    model: str
+    sums: Mapping[str, int]
+    """By the names in `SUMS`."""
+
+
+class Store(Protocol):
+    """Durable usage. Each call is one transaction, and may be made from any one thread."""
+
+    def book(
+        self, entries: Sequence[Entry], refused: Mapping[tuple[str, str], int], now: float
+    ) -> None:
+        """Add requests that ended and counts of refusals by (tenant, model), at Unix time
+        `now`. Entries whose ids are known already change nothing."""
+
+    def is_booked(self, request_id: str) -> bool:
+        """Whether a request was added within the last day."""
+
+    def spent(self, tenant: str, window: str) -> int:
+        """Micro-dollars in one window of a tenant's budget."""
+
+    def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
+        """By hour, tenant and model: hours that begin in [start, end)."""
+
+    def close(self) -> None: ...
+
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS booked (
+    request_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS booked_at ON booked (at);
+CREATE TABLE IF NOT EXISTS spent (
+    tenant TEXT, "window" TEXT, micro_dollars INTEGER NOT NULL,
+    PRIMARY KEY (tenant, "window")) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS usage (
+    hour INTEGER, tenant TEXT, model TEXT,
+    {", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)},
+    PRIMARY KEY (hour, tenant, model)) WITHOUT ROWID;
+"""
+_ADD_USAGE = f"""
+INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" * len(SUMS))})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)}
+"""
+_ADD_SPENT = """
+INSERT INTO spent VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET micro_dollars = micro_dollars + excluded.micro_dollars
+"""
+
+
+class SqliteStore:
+    """A `Store` in one file. A transaction that was committed survives the death of the process,
+    and of the machine but for the last moments (WAL, synchronous=NORMAL).
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Raises OSError or sqlite3.Error where there can be no such file."""
+        if str(path) != ":memory:":
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # Calls come from one thread at a time, but not always from the same one.
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+
+    def book(
+        self, entries: Sequence[Entry], refused: Mapping[tuple[str, str], int], now: float
+    ) -> None:
+        """See `Store`."""
+        hour = int(now) // HOUR_S * HOUR_S
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            fresh = [entry for entry in entries if self._is_new(entry, now)]
+            self._db.executemany(_ADD_SPENT, _spending(fresh))
+            self._db.executemany(_ADD_USAGE, _totals(hour, fresh, refused))
+            self._db.execute("DELETE FROM booked WHERE at < ?", (int(now - KEPT_S),))
+            self._db.execute("COMMIT")
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+
+    def is_booked(self, request_id: str) -> bool:
+        """See `Store`."""
+        found = self._db.execute("SELECT 1 FROM booked WHERE request_id = ?", (request_id,))
+        return found.fetchone() is not None
+
+    def spent(self, tenant: str, window: str) -> int:
+        """See `Store`."""
+        query = 'SELECT micro_dollars FROM spent WHERE tenant = ? AND "window" = ?'
+        row = self._db.execute(query, (tenant, window)).fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
+        """See `Store`."""
+        rows = self._db.execute(
+            "SELECT * FROM usage WHERE hour >= ? AND hour < ? AND tenant = ifnull(?, tenant)",
+            (start, end, tenant),
+        )
+        return [
+            UsageRow(hour, name, model, dict(zip(SUMS, sums, strict=True)))
+            for hour, name, model, *sums in rows
+        ]
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _is_new(self, entry: Entry, now: float) -> bool:
+        added = self._db.execute(
+            "INSERT OR IGNORE INTO booked VALUES (?, ?)", (entry.request_id, int(now))
+        )
+        return added.rowcount == 1
+
+
+def _spending(entries: Iterable[Entry]) -> list[tuple[str, str, int]]:
+    return [
+        (entry.tenant, name, entry.micro_dollars) for entry in entries for name in entry.windows
+    ]
+
+
+def _totals(
+    hour: int, entries: Iterable[Entry], refused: Mapping[tuple[str, str], int]
+) -> list[tuple[object, ...]]:
+    """One row per tenant and model."""
+    totals: dict[tuple[str, str], dict[str, int]] = {}
+    for entry in entries:
+        sums = totals.setdefault((entry.tenant, entry.model), dict.fromkeys(SUMS, 0))
+        sums["prompt_tokens"] += entry.used.prompt
+        sums["cached_tokens"] += entry.used.cached
+        sums["output_tokens"] += entry.used.output
+        sums["micro_dollars"] += entry.micro_dollars
+        sums["slo_met"] += entry.slo_met
+        sums[entry.outcome.value] += 1
+    for key, count in refused.items():
+        totals.setdefault(key, dict.fromkeys(SUMS, 0))["refused"] += count
+    return [(hour, *key, *sums.values()) for key, sums in totals.items()]

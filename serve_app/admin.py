@@ -1,0 +1,122 @@
+"""What administrators may read: the tenants and their usage. `GET /admin/tenants`, `/admin/usage`.
+
+ASGI middleware around the application: exactly these two paths are its own, and only a key for
+administrators opens them. Where there is no such key, they do not exist. It shows no API key
+and no digest.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.pricing import MICRO
+from router.store import SUMS, UsageRow
+from serve_app.auth import bearer_key, unauthorized
+from serve_app.errors import ApiError, from_exception, invalid
+
+DAY_S = 86_400
+READING = ("GET", "HEAD")
+
+TenantStates = Callable[[], Awaitable[list[dict[str, Any]]]]
+Usage = Callable[[float, float, str | None], Awaitable[list[UsageRow]]]
+
+
+class AdminApi:
+    """Answers for its own paths, and lets everything else through."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        is_admin: Callable[[str], bool],
+        tenants: TenantStates,
+        usage: Usage,
+    ) -> None:
+        self._app, self._is_admin = app, is_admin
+        self._tenants, self._usage = tenants, usage
+        self._routes = {"/admin/tenants": self._list_tenants, "/admin/usage": self._list_usage}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        handler = self._routes.get(path) if scope["type"] == "http" else None
+        if handler is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            if not self._is_admin(bearer_key(Headers(scope=scope)) or ""):
+                raise unauthorized()
+            if scope["method"] not in READING:
+                raise ApiError(405, "This URL does not allow the method.", headers={"Allow": "GET"})
+            response = await handler(QueryParams(scope["query_string"]))
+        except Exception as error:
+            response = from_exception(error).response()
+        await response(scope, receive, send)
+
+    async def _list_tenants(self, query: QueryParams) -> Response:
+        return _json({"data": await self._tenants()})
+
+    async def _list_usage(self, query: QueryParams) -> Response:
+        now = time.time()
+        end = _moment(query, "to", now)
+        start = _moment(query, "from", end - DAY_S)
+        rows = [_told(row) for row in await self._usage(start, end, query.get("tenant"))]
+        match query.get("format", "json"):
+            case "json":
+                return _json({"from": start, "to": end, "data": rows})
+            case "csv":
+                return _csv(rows)
+        raise invalid("format must be json or csv", "format")
+
+
+def _moment(query: QueryParams, name: str, default: float) -> float:
+    """Unix seconds, or a date or time of ISO 8601, in UTC unless it says otherwise."""
+    text = query.get(name)
+    if text is None:
+        return default
+    try:
+        try:
+            seconds = float(text)
+        except ValueError:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+            aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+            seconds = aware.timestamp()
+    except (ValueError, OverflowError):
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise invalid(f"{name} must be a Unix time, or a date or time of ISO 8601", name)
+    return seconds
+
+
+def _told(row: UsageRow) -> dict[str, Any]:
+    hour = datetime.fromtimestamp(row.hour, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    sums = {name: row.sums[name] for name in SUMS if name != "micro_dollars"}
+    dollars = row.sums["micro_dollars"] / MICRO
+    return {"hour": hour, "tenant": row.tenant, "model": row.model, **sums, "dollars": dollars}
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> Response:
+    sums = [name for name in SUMS if name != "micro_dollars"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["hour", "tenant", "model", *sums, "dollars"])
+    writer.writeheader()
+    writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    return Response(text.getvalue(), media_type="text/csv")
+
+
+def _plain(value: Any) -> Any:
+    """A name that a spreadsheet would take for a formula is quoted."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@\t\r" else value
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

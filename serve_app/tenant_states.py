@@ -1,0 +1,23 @@
+"""A tenant as administrators see it: its limits, and what there is of them now. No keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.pricing import MICRO
+from router.snapshot import TenantSnapshot
+from router.tenant import Tenant
+
+
+def tenant_state(tenant: Tenant, state: TenantSnapshot | None) -> dict[str, Any]:
+    """Settings by their names in the file, then the present state; values for JSON."""
+    settings = tenant.model_dump(mode="json", exclude={"keys"})
+    if state is None:
+        return settings | {"queued": 0, "running": 0, "spent": {}, "held": 0.0}
+    spent = {window: amount / MICRO for window, amount in state.spent_micro_dollars.items()}
+    return settings | {
+        "queued": state.queued,
+        "running": state.running,
+        "spent": spent,
+        "held": state.held_micro_dollars / MICRO,
+    }

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.messages import RateLimit, RefusalKind, RequestInfo
+from router.pricing import PriceList, Prices
+from router.quota import Denial, Hold, Quota
+from router.tenant import Tenant
+from tests.router.world import Clock
+
+PRICES = PriceList({"m": Prices(prompt=1.0, cached=0.5, output=2.0)})
+"""Micro-dollars per token."""
+
+
+@dataclass
+class Desk:
+    """One tenant's quota and a clock."""
+
+    quota: Quota
+    clock: Clock
+
+    def hold(self, prompt: int = 5, output: int = 20) -> Hold | Denial:
+        return self.quota.hold(RequestInfo("r", "a", prompt, output, model="m"), output)
+
+    def settle(self, hold: Hold, prompt: int = 5, cached: int = 0, output: int = 20) -> int:
+        return self.quota.settle(hold, "m", prompt, cached, output)
+
+
+def desk_of(**limits: object) -> Desk:
+    clock = Clock()
+    return Desk(Quota(Tenant(id="a", **limits), PRICES, clock, clock), clock)
+
+
+LIMITS = {
+    "requests_per_minute": 3,
+    "tokens_per_minute": 100,
+    "daily_budget": 300e-6,
+    "monthly_budget": 1000e-6,
+}
+
+
+def test_a_refusal_changes_nothing():
+    """C49: 50 of 100 used; ten requests for 90 are refused, one for 40 is not."""
+    desk = desk_of(tokens_per_minute=100)
+    assert isinstance(desk.hold(5, 45), Hold)
+    for _ in range(10):
+        denial = desk.hold(5, 85)
+        assert denial.kind is RefusalKind.RATE
+        assert desk.quota.rate_limits().tokens.remaining == 50
+    assert isinstance(desk.hold(5, 35), Hold)
+    assert desk.quota.rate_limits().tokens.remaining == 10
+
+
+def test_a_hold_on_one_dimension_alone_does_not_happen():
+    desk = desk_of(requests_per_minute=10, tokens_per_minute=100, daily_budget=1.0)
+    assert isinstance(desk.hold(5, 95), Hold)
+    before = desk.quota.rate_limits(), desk.quota.held()
+    assert isinstance(desk.hold(), Denial)
+    assert (desk.quota.rate_limits(), desk.quota.held()) == before
+
+
+def test_a_hold_is_replaced_by_what_was_used():
+    """C50: prompt of 5, three tokens of twenty."""
+    desk = desk_of(**LIMITS)
+    hold = desk.hold()
+    assert hold == Hold(25, 5 + 40, ("1970-01-01", "1970-01"), 20)
+    assert desk.settle(hold, output=3) == 5 + 6
+    assert desk.quota.rate_limits().tokens.remaining == 100 - 8
+    assert desk.quota.held() == 0
+    assert desk.quota.spent() == {"1970-01-01": 11, "1970-01": 11}
+
+
+def test_more_than_a_minutes_tokens_are_admitted_when_nothing_is_used_and_become_a_debt():
+    """C38: no reservation exceeds the cap."""
+    desk = desk_of(tokens_per_minute=100)
+    hold = desk.hold(prompt=150, output=1000)
+    assert hold.tokens == 100
+    desk.settle(hold, prompt=150, output=50)
+    assert desk.quota.rate_limits().tokens == RateLimit(100, 0, pytest.approx(120.0))
+
+
+@pytest.mark.parametrize("dimension", list(LIMITS))
+def test_who_waits_as_long_as_told_is_admitted(dimension):
+    """C40"""
+    desk = desk_of(**{dimension: LIMITS[dimension]})
+    desk.clock.now = 86400 * 40 - 0.5
+    while isinstance(hold := desk.hold(40, 20), Hold):
+        desk.settle(hold, 40, 0, 20)
+    retry_s = ceil(hold.retry_after_s)
+    assert retry_s >= 1
+    budget = "budget" in dimension
+    assert hold.kind is (RefusalKind.BUDGET if budget else RefusalKind.RATE)
+    limits = desk.quota.rate_limits()
+    if not budget:
+        told = limits.requests or limits.tokens
+        assert told.reset_s >= hold.retry_after_s > 0
+    desk.clock.now += retry_s
+    assert isinstance(desk.hold(40, 20), Hold)
+
+
+def test_the_longest_wait_of_all_dimensions_is_told():
+    desk = desk_of(requests_per_minute=60, tokens_per_minute=60)
+    for _ in range(60):
+        desk.hold(0, 1)
+    assert desk.hold(10, 20).retry_after_s == pytest.approx(30.0)
+    assert "60 requests per minute and 60 tokens per minute" in desk.hold(10, 20).reason
+
+
+def test_money_is_held_at_the_worst_case_and_caps_the_answer():
+    desk = desk_of(daily_budget=100e-6)
+    first = desk.hold(prompt=10, output=1000)
+    assert (first.micro, first.max_tokens) == (100, 45)
+    held = desk.hold(prompt=10, output=1)
+    assert held.kind is RefusalKind.RATE
+    assert "held by requests that run" in held.reason
+    desk.settle(first, prompt=10, output=40)
+    assert desk.hold(prompt=8, output=5).max_tokens == 1
+    spent = desk_of(daily_budget=11e-6).hold(prompt=10, output=1)
+    assert spent.kind is RefusalKind.BUDGET
+    assert "budget of this day" in spent.reason
+
+
+def test_a_refund_leaves_no_trace():
+    desk = desk_of(**LIMITS)
+    before = desk.quota.rate_limits()
+    desk.quota.refund(desk.hold())
+    assert desk.quota.rate_limits() == before
+    assert (desk.quota.held(), set(desk.quota.spent().values())) == (0, {0})
+
+
+def test_new_limits_keep_what_was_used_and_old_holds_are_settled():
+    desk = desk_of(**LIMITS)
+    hold = desk.hold()
+    desk.quota.configure(Tenant(id="a", tokens_per_minute=500, daily_budget=100e-6))
+    assert desk.quota.rate_limits().tokens.remaining == 475
+    assert desk.quota.rate_limits().requests is None
+    desk.settle(hold)
+    assert desk.quota.held() == 0
+    assert desk.quota.spent()["1970-01-01"] == 45
+    assert desk.hold(prompt=10, output=100).max_tokens == 22
+
+
+def test_an_unlimited_tenant_holds_nothing_and_is_told_nothing():
+    desk = desk_of()
+    assert desk.hold() == Hold(0, 0, (), 20)
+    assert desk.quota.rate_limits() == desk.quota.rate_limits().__class__()
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["hold", "settle", "refund"]),
+        st.integers(0, 60),
+        st.integers(1, 60),
+        st.floats(0, 1),
+        st.sampled_from([0.0, 1.0, 30.0, 40_000.0]),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_money_never_exceeds_the_budget_and_holds_return_to_zero(steps):
+    """In each window, whatever comes when; and what is spent is the price of what was used."""
+    desk = desk_of(**LIMITS)
+    open_holds: list[tuple[Hold, int]] = []
+    prices: dict[str, int] = {}
+    for action, prompt, output, share, seconds in steps:
+        desk.clock.now += seconds
+        if action == "hold" and isinstance(hold := desk.hold(prompt, output), Hold):
+            assert 1 <= hold.max_tokens <= output
+            open_holds.append((hold, prompt))
+        elif action == "settle" and open_holds:
+            hold, used = open_holds.pop(int(share * (len(open_holds) - 1)))
+            produced, cached = int(share * hold.max_tokens), int(share * used)
+            price = desk.settle(hold, used, cached, produced)
+            for name in hold.windows:
+                prices[name] = prices.get(name, 0) + price
+        elif action == "refund" and open_holds:
+            desk.quota.refund(open_holds.pop()[0])
+        for budget in desk.quota._budgets:
+            for name, account in budget.accounts().items():
+                assert account.held >= 0
+                assert account.held + account.spent <= budget.limit
+                assert account.spent == prices.get(name, 0)
+    for hold, _ in open_holds:
+        desk.quota.refund(hold)
+    assert desk.quota.held() == 0

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.ledger import Entry, Past, Used
+from router.messages import Outcome
+from router.store import HOUR_S, KEPT_S, SqliteStore, Store
+
+NOW = 100 * HOUR_S + 7.0
+WINDOWS = ("1970-01-05", "1970-01")
+
+
+def entry(request_id: str = "x", tenant: str = "a", micro: int = 30, **fields: object) -> Entry:
+    values = {
+        "model": "m",
+        "outcome": Outcome.SUCCEEDED,
+        "used": Used(10, 4, 5),
+        "slo_met": True,
+        "windows": WINDOWS,
+    } | fields
+    return Entry(request_id=request_id, tenant=tenant, micro_dollars=micro, **values)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SqliteStore:
+    return SqliteStore(tmp_path / "new" / "usage.db")
+
+
+def test_it_is_what_the_router_asks_for(store):
+    used: Store = store
+    past: Past = store
+    assert used is past
+
+
+def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
+    store.book([entry("1"), entry("2", outcome=Outcome.CANCELLED, slo_met=False)], {}, NOW)
+    store.book([entry("3", "b"), entry("4", model="n")], {("a", "m"): 7}, NOW + HOUR_S)
+    rows = {(row.hour, row.tenant, row.model): row.sums for row in store.usage(0, 1e9)}
+    first = rows[100 * HOUR_S, "a", "m"]
+    assert first == {
+        "prompt_tokens": 20,
+        "cached_tokens": 8,
+        "output_tokens": 10,
+        "micro_dollars": 60,
+        "slo_met": 1,
+        "succeeded": 1,
+        "cancelled": 1,
+        "failed": 0,
+        "refused": 0,
+    }
+    assert rows[101 * HOUR_S, "a", "m"]["refused"] == 7
+    assert rows[101 * HOUR_S, "b", "m"]["succeeded"] == 1
+    assert len(rows) == 4
+    assert [row.tenant for row in store.usage(0, 1e9, "b")] == ["b"]
+    assert store.usage(0, 100 * HOUR_S) == []
+
+
+def test_a_request_is_booked_once_however_often_it_is_told(store):
+    for _ in range(3):
+        store.book([entry("x"), entry("x", micro=99)], {}, NOW)
+    assert store.spent("a", WINDOWS[0]) == store.spent("a", WINDOWS[1]) == 30
+    assert [row.sums["succeeded"] for row in store.usage(0, 1e9)] == [1]
+    assert store.is_booked("x")
+    assert not store.is_booked("y")
+    assert store.spent("a", "1970-02") == 0
+
+
+def test_ids_are_forgotten_after_a_day_and_money_is_not(store):
+    store.book([entry("old")], {}, NOW)
+    store.book([entry("new")], {}, NOW + KEPT_S + 1)
+    assert not store.is_booked("old")
+    assert store.is_booked("new")
+    assert store.spent("a", WINDOWS[0]) == 60
+
+
+def test_it_is_all_there_when_the_file_is_opened_again(store, tmp_path):
+    store.book([entry("x")], {}, NOW)
+    store.close()
+    again = SqliteStore(tmp_path / "new" / "usage.db")
+    assert again.is_booked("x")
+    assert again.spent("a", WINDOWS[0]) == 30
+    assert again.usage(0, 1e9)[0].sums["prompt_tokens"] == 10
+
+
+def test_a_batch_that_fails_changes_nothing(store):
+    with pytest.raises(AttributeError):
+        store.book([entry("x"), entry("y", outcome=None)], {}, NOW)
+    assert not store.is_booked("x")
+    store.book([entry("x")], {}, NOW)
+    assert store.spent("a", WINDOWS[0]) == 30
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=5), max_size=8))
+def test_totals_are_those_of_distinct_requests(batches):
+    store = SqliteStore(":memory:")
+    for batch in batches:
+        store.book([entry(name) for name in batch], {}, NOW)
+    distinct = {name for batch in batches for name in batch}
+    assert store.spent("a", WINDOWS[0]) == 30 * len(distinct)
+    assert sum(row.sums["succeeded"] for row in store.usage(0, 1e9)) == len(distinct)
+    store.close()
+
+
+WRITER = """
+import sys
+from itertools import count
+from tests.router.test_store import NOW, entry
+from router.store import SqliteStore
+store = SqliteStore(sys.argv[1])
+for number in count(int(sys.argv[2])):
+    store.book([entry(f"{number}-{i}") for i in range(10)], {}, NOW)
+    print(number, flush=True)
+"""
+
+
+def test_a_kill_loses_nothing_that_was_booked_and_doubles_nothing(tmp_path):
+    """Killed while it writes, five times; the last batch is told again after each."""
+    path, told = tmp_path / "usage.db", -1
+    for _ in range(5):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(max(told, 0))], stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(0.05)
+        os.kill(writer.pid, signal.SIGKILL)
+        lines = [first, *writer.stdout.read().splitlines()]
+        writer.wait()
+        told = int(lines[-1])
+        writer.stdout.close()
+    store = SqliteStore(path)
+    booked = [number for number in range(told + 2) if store.is_booked(f"{number}-0")]
+    assert booked[: told + 1] == list(range(told + 1))
+    for number in booked:
+        assert all(store.is_booked(f"{number}-{i}") for i in range(10))
+    assert store.spent("a", WINDOWS[0]) == 30 * 10 * len(booked)
+    assert sum(row.sums["succeeded"] for row in store.usage(0, 1e9)) == 10 * len(booked)

@@ -1,0 +1,133 @@
+"""A real HTTP server over a real router: everything but the engine, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from router.pricing import PriceList, Prices
+from router.store import SqliteStore, UsageRow
+from router.tenant import Tenant, Tenants, digest
+from serve_app.admin import AdminApi
+from serve_app.admission_client import AdmissionClient
+from serve_app.api import create_app
+from serve_app.fleet import Fleet
+from serve_app.limits import Limits
+from serve_app.rate_headers import RateHeaders
+from serve_app.step_streams import StepStreams
+from serve_app.tenant_states import tenant_state
+from tests.serve_app.admission_in_process import AdmissionInProcess
+from tests.serve_app.text import byte_tokenizer
+from tests.serve_app.transport import Transport
+
+PRICES = PriceList({"text": Prices(prompt=1.0, cached=0.5, output=2.0)})
+"""Micro-dollars per token."""
+ADMIN_KEY = "sk-admin"
+SLOTS = 8
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+        await asyncio.sleep(0.005)
+
+
+def key_of(tenant: str) -> str:
+    return f"sk-{tenant}"
+
+
+@dataclass
+class MeteredSite:
+    url: str
+    admission: AdmissionInProcess
+    client: AdmissionClient
+    transport: Transport
+    calls: httpx.AsyncClient
+    """One for all tenants: a client costs more than a call."""
+
+    def http(self, key: str | None) -> httpx.AsyncClient:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=20)
+
+    async def ask(self, tenant: str = "a", **fields: Any) -> httpx.Response:
+        """A completion of a prompt of 5 tokens."""
+        body = {"model": "text", "prompt": "hello", "max_tokens": 20, "ignore_eos": True}
+        headers = {"Authorization": f"Bearer {key_of(tenant)}"}
+        return await self.calls.post("/v1/completions", json=body | fields, headers=headers)
+
+    async def settled(self) -> None:
+        """Admission knows of everything that has ended."""
+        await until(lambda: self.client.idle)
+
+    def spent(self, tenant: str = "a") -> int:
+        """Micro-dollars."""
+        return self.admission.router.snapshot().usage[tenant].micro_dollars
+
+
+@asynccontextmanager
+async def metered_site(
+    step_s: float = 0.0005, **tenants: dict[str, Any]
+) -> AsyncIterator[MeteredSite]:
+    """`metered_site(a={"requests_per_minute": 2})`; keys are those of `key_of`."""
+    configured = Tenants(
+        tenants=[Tenant(id=name, keys=[digest(key_of(name))], **limits)
+                 for name, limits in tenants.items()]
+    )  # fmt: skip
+    admission = AdmissionInProcess(tenants=configured, prices=PRICES)
+    transport = Transport()
+    client = AdmissionClient("ingress", admission.sync, admission.watch)
+    streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0))
+    app = create_app(
+        Fleet("text", client, streams), byte_tokenizer(), configured.find_by_key, Limits()
+    )
+    app.add_middleware(RateHeaders, limits_of=client.rate_limits)
+    store = SqliteStore(":memory:")
+
+    async def states() -> list[dict[str, Any]]:
+        known = admission.router.snapshot().tenants
+        return [tenant_state(tenant, known.get(tenant.id)) for tenant in configured.tenants]
+
+    async def usage(start: float, end: float, tenant: str | None) -> list[UsageRow]:
+        store.book(*admission.router.take_journal(), now=1_800_000_000.0)
+        return store.usage(start, end, tenant)
+
+    app.add_middleware(AdminApi, is_admin=lambda key: key == ADMIN_KEY, tenants=states, usage=usage)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        client.start()
+        await transport.start("r", step_s)
+        admission.offer("r", SLOTS)
+        streams.connect("r")
+        offering = asyncio.create_task(_keep_offering(admission))
+        await until(lambda: server.started and streams.ready)
+        port = listener.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        calls = httpx.AsyncClient(base_url=url, timeout=20)
+        try:
+            yield MeteredSite(url, admission, client, transport, calls)
+        finally:
+            await calls.aclose()
+            offering.cancel()
+            server.should_exit = True
+            await serving
+            await client.close()
+            await streams.close()
+            await transport.close()
+
+
+async def _keep_offering(admission: AdmissionInProcess) -> None:
+    while True:
+        await asyncio.sleep(0.2)
+        admission.router.expire()
+        admission.offer("r", SLOTS)

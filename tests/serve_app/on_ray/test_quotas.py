@@ -1,0 +1,97 @@
+"""Limits, usage and tenants of a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from router.tenant import digest
+from tests.serve_app.on_ray.site import ADMIN_KEY, KEY, Site, actors, complete, kill, until
+
+TENANT = "tenants: [{{id: acme, keys: ['{digest}'], requests_per_minute: {rate}}}]"
+
+
+async def usage(site: Site) -> dict[str, Any]:
+    """Of the whole last day."""
+    async with site.http(ADMIN_KEY) as client:
+        reply = await client.get("/admin/usage")
+        assert reply.status_code == 200, reply.text
+        rows = reply.json()["data"]
+    names = ("prompt_tokens", "output_tokens", "succeeded", "dollars")
+    return {name: sum(row[name] for row in rows) for name in names}
+
+
+async def test_usage_survives_the_death_of_admission_and_is_counted_once(site: Site) -> None:
+    """Killed a second after the last answer; budget and journal go on from there."""
+    before = await usage(site)
+    async with site.openai() as client:
+        await asyncio.gather(*(complete(client, f"number {n}", 16) for n in range(8)))
+    await until(site.at_rest)
+    await asyncio.sleep(1.0)
+    after = await usage(site)
+    assert after["succeeded"] == before["succeeded"] + 8
+    epoch = (await site.snapshot()).epoch
+    kill(actors("Admission")[0])
+
+    async def is_new() -> bool:
+        try:
+            return (await site.snapshot()).epoch > epoch
+        except Exception:
+            return False
+
+    await until(is_new, 20)
+    assert await usage(site) == after
+    [spent] = (await site.snapshot()).tenants["acme"].spent_micro_dollars.values()
+    assert spent == round(after["dollars"] * 1e6)
+    async with site.openai() as client:
+        await complete(client, "and on it goes", 16)
+    await until(site.at_rest)
+    assert (await usage(site))["succeeded"] == after["succeeded"] + 1
+
+
+async def test_a_changed_file_of_tenants_is_taken_over_and_a_bad_one_is_not(
+    site: Site, tmp_path: Path
+) -> None:
+    """Without a deployment, a restart, or the loss of a counter."""
+    file = tmp_path / "tenants.yaml"
+    file.write_text(TENANT.format(digest=digest(KEY), rate=4))
+    await site.deploy(Admission={"user_config": {"tenants": str(file), "revision": 10}})
+    processes = actors("")
+
+    async def limits() -> tuple[str | None, str | None]:
+        async with site.http() as client:
+            headers = (await client.get("/v1/models")).headers
+        names = ("limit", "remaining")
+        limit, remaining = (headers.get(f"x-ratelimit-{name}-requests") for name in names)
+        return limit, remaining
+
+    async def shows(limit: str) -> bool:
+        return all([(await limits())[0] == limit for _ in range(8)])
+
+    await until(lambda: shows("4"))
+    async with site.openai() as client:
+        await asyncio.gather(*(complete(client, text, 4) for text in ("one", "two")))
+    file.write_text("tenants: [{id: acme, weight: heavy}]")
+    await asyncio.sleep(1.0)
+    assert await shows("4")
+    file.write_text(TENANT.format(digest=digest(KEY), rate=3))
+    await until(lambda: shows("3"))
+    async with site.openai() as client:
+        reply = await client.completions.with_raw_response.create(
+            model="tiny", prompt="three", max_tokens=4
+        )
+    assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+    assert actors("") == processes
+    await site.deploy()
+
+
+async def test_the_admin_routes_are_closed_to_tenants(site: Site) -> None:
+    for key in (KEY, "wrong"):
+        async with site.http(key) as client:
+            for path in ("/admin/tenants", "/admin/usage"):
+                assert (await client.get(path)).status_code == 401
+    async with site.http(ADMIN_KEY) as client:
+        [tenant] = (await client.get("/admin/tenants")).json()["data"]
+        assert (tenant["id"], tenant["monthly_budget"]) == ("acme", 1000.0)
+        assert (await client.get("/v1/models")).status_code == 401

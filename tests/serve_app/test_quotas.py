@@ -1,0 +1,269 @@
+"""Quotas as clients see them, over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import httpx
+import pytest
+
+from router.messages import Outcome
+from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, key_of, metered_site, until
+
+HEADERS = [f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens")
+           for what in ("limit", "remaining", "reset")]  # fmt: skip
+METERED = {"requests_per_minute": 100, "tokens_per_minute": 10_000}
+
+
+def error_of(reply: httpx.Response, status: int, code: str) -> dict[str, str]:
+    """The error, in OpenAI's shape."""
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == code
+    assert re.fullmatch("[1-9][0-9]*", reply.headers["retry-after"])
+    return error
+
+
+async def occupy(site: MeteredSite, tenant: str = "a") -> asyncio.Task[httpx.Response]:
+    """A long request that runs."""
+    task = asyncio.create_task(site.ask(tenant, max_tokens=900))
+    await until(lambda: site.transport.engines["r"].running)
+    return task
+
+
+async def test_a_refused_request_uses_no_unit_of_another_limit() -> None:
+    """C52: rpm=2, concurrency 1, no queue: A runs, B is refused, A ends, C is served."""
+    limits = {"requests_per_minute": 2, "max_concurrency": 1, "max_queued": 0}
+    async with metered_site(a=limits) as site:
+        first = await occupy(site)
+        error_of(await site.ask(), 429, "rate_limit_exceeded")
+        assert (await first).status_code == 200
+        await site.settled()
+        last = await site.ask()
+        assert last.status_code == 200
+        assert last.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_refusals_leave_what_remains_alone() -> None:
+    """C49: 50 of 100 tokens used; ten requests for 90 are refused, one for 40 is served."""
+    async with metered_site(a={"tokens_per_minute": 100}) as site:
+        assert (await site.ask(max_tokens=45)).status_code == 200
+        await site.settled()
+        replies = await asyncio.gather(*(site.ask(max_tokens=85) for _ in range(10)))
+        for reply in replies:
+            error_of(reply, 429, "rate_limit_exceeded")
+            assert 50 <= int(reply.headers["x-ratelimit-remaining-tokens"]) < 90
+        assert (await site.ask(max_tokens=35)).status_code == 200
+
+
+async def test_a_default_limit_above_the_cap_is_no_reason_to_refuse() -> None:
+    """C38: tokens_per_minute=100 and no max_tokens."""
+    async with metered_site(a={"tokens_per_minute": 100}) as site:
+        reply = await site.ask(max_tokens=None)
+        assert reply.status_code == 200
+        await site.settled()
+        used = reply.json()["usage"]["total_tokens"]
+        after = await site.ask(max_tokens=1)
+        remaining = int(after.headers["x-ratelimit-remaining-tokens"])
+        assert 100 - used - 6 <= remaining <= 100 - used - 6 + 5
+
+
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 30}, {"tokens_per_minute": 750}])
+async def test_who_waits_as_long_as_told_is_served(limits: dict[str, int]) -> None:
+    """C40: every limit says when to come back; the header for resets agrees."""
+    async with metered_site(a=limits) as site:
+        replies = []
+        while not replies or replies[-1].status_code == 200:
+            replies = await asyncio.gather(*(site.ask(max_tokens=20) for _ in range(32)))
+        refused = next(reply for reply in replies if reply.status_code == 429)
+        error_of(refused, 429, "rate_limit_exceeded")
+        unit = next(iter(limits)).split("_", maxsplit=1)[0]
+        reset = refused.headers[f"x-ratelimit-reset-{unit}"]
+        minutes, seconds = re.fullmatch(r"(?:(\d+)m)?(\d+)s", reset).groups()
+        assert int(refused.headers["retry-after"]) <= 60 * int(minutes or 0) + int(seconds)
+        await site.settled()
+        await asyncio.sleep(int(refused.headers["retry-after"]))
+        assert (await site.ask(max_tokens=20)).status_code == 200
+
+
+async def test_a_spent_budget_is_an_insufficient_quota_and_caps_the_last_answer() -> None:
+    """Prompt of 5 at 1 micro-dollar, output at 2: 60 micro-dollars pay for 27 tokens."""
+    async with metered_site(a={"daily_budget": 60e-6}) as site:
+        answer = (await site.ask(max_tokens=100)).json()
+        assert answer["usage"]["completion_tokens"] == 27
+        assert answer["choices"][0]["finish_reason"] == "length"
+        await site.settled()
+        reply = await site.ask(max_tokens=1)
+        error = error_of(reply, 429, "insufficient_quota")
+        assert error["type"] == "insufficient_quota"
+        assert int(reply.headers["retry-after"]) <= 86_400
+        assert site.spent() == 59
+
+
+async def test_who_waits_too_long_gets_a_504() -> None:
+    limits = {"max_concurrency": 1, "max_wait_s": 0.3}
+    async with metered_site(step_s=0.002, a=limits) as site:
+        first = await occupy(site)
+        error_of(await site.ask(), 504, "deadline_exceeded")
+        assert (await first).status_code == 200
+        await site.settled()
+        assert (await site.ask()).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_answer_tells_what_remains(stream: bool) -> None:
+    async with metered_site(a=METERED) as site, site.http(key_of("a")) as client:
+        good = await site.ask(stream=stream)
+        bad = await site.ask(stream=stream, temperature=9)
+        wrong = await site.ask(model="other")
+        nowhere = await client.get("/nowhere")
+        models = await client.get("/v1/models")
+        replies = [good, bad, wrong, nowhere, models]
+        assert [reply.status_code for reply in replies] == [200, 400, 404, 404, 200]
+        assert all(name in reply.headers for reply in replies for name in HEADERS)
+        assert good.headers["x-ratelimit-limit-requests"] == "100"
+        assert good.headers["x-ratelimit-remaining-requests"] == "99"
+
+
+@pytest.mark.parametrize(
+    ("fields", "produced"),
+    [
+        ({}, 20),
+        ({"stream": True}, 20),
+        ({"stream": True, "stream_options": {"include_usage": True}}, 20),
+    ],
+)
+async def test_streams_and_plain_answers_cost_the_same(fields: dict, produced: int) -> None:
+    """C50"""
+    async with metered_site(a={"daily_budget": 1.0}) as site:
+        assert (await site.ask(**fields)).status_code == 200
+        await site.settled()
+        assert site.spent() == 5 + 2 * produced
+
+
+async def test_a_cut_stream_costs_what_was_generated() -> None:
+    """C50: the prompt and the tokens that the engine had made when it was stopped."""
+    async with metered_site(step_s=0.01, a={"daily_budget": 1.0}) as site:
+        body = {"model": "text", "prompt": "hello", "max_tokens": 500, "stream": True}
+        async with (
+            site.http(key_of("a")) as client,
+            client.stream("POST", "/v1/completions", json=body) as reply,
+        ):
+            async for _ in reply.aiter_lines():
+                break
+        await site.settled()
+        usage = site.admission.router.snapshot().usage["a"]
+        assert usage.outcomes[Outcome.CANCELLED] == 1
+        assert 1 <= usage.output_tokens < 100
+        assert site.spent() == 5 + 2 * usage.output_tokens
+        assert site.admission.router.snapshot().tenants["a"].held_micro_dollars == 0
+
+
+async def test_five_cut_streams_are_five_cancelled_requests() -> None:
+    """C59, R49: each in exactly one class, and the totals agree."""
+    async with metered_site(step_s=0.01, a={}) as site:
+
+        async def cut() -> None:
+            body = {"model": "text", "prompt": "hello", "max_tokens": 900, "stream": True}
+            async with (
+                site.http(key_of("a")) as client,
+                client.stream("POST", "/v1/completions", json=body) as reply,
+            ):
+                async for _ in reply.aiter_lines():
+                    break
+
+        await asyncio.gather(*(cut() for _ in range(5)))
+        assert (await site.ask(n=2)).status_code == 200
+        await site.settled()
+        usage = site.admission.router.snapshot().usage["a"]
+        assert usage.outcomes[Outcome.CANCELLED] == 5
+        assert usage.outcomes[Outcome.SUCCEEDED] == 2
+        journal = site.admission.router.take_journal().entries
+        assert sum(entry.used.output for entry in journal) == usage.output_tokens
+        assert site.admission.router.snapshot().tenants["a"].running == 0
+
+
+async def test_an_engine_that_fails_costs_what_it_generated() -> None:
+    """C50: the rule for errors."""
+    async with metered_site(step_s=0.01, a={"daily_budget": 1.0}) as site:
+        running = await occupy(site)
+        engine = site.transport.engines["r"]
+        await asyncio.sleep(0.1)
+        [(request_id, _)] = engine.running
+        engine.give_up(request_id, "out of luck")
+        assert (await running).status_code == 500
+        await site.settled()
+        usage = site.admission.router.snapshot().usage["a"]
+        assert usage.outcomes[Outcome.FAILED] == 1
+        assert site.spent() == 5 + 2 * usage.output_tokens > 5
+
+
+async def test_a_tenant_has_its_own_context_and_models() -> None:
+    tenants = {"short": {"max_context": 10}, "other": {"models": ["else"]}, "a": {}}
+    async with metered_site(**tenants) as site:
+        long = await site.ask("short", prompt="x" * 10)
+        assert long.json()["error"]["code"] == "context_length_exceeded"
+        assert (await site.ask("short", max_tokens=50)).json()["usage"]["total_tokens"] == 10
+        hidden, missing = await site.ask("other"), await site.ask("a", model="nothing")
+        assert hidden.status_code == 404
+        assert hidden.json() == missing.json()
+
+
+async def test_without_a_key_only_the_anonymous_tenant_is_served() -> None:
+    body = {"model": "text", "prompt": "hello", "max_tokens": 1}
+    for limits, status in (({"anonymous": True}, 200), ({}, 401)):
+        async with metered_site(guest=limits | METERED) as site, site.http(None) as client:
+            reply = await client.post("/v1/completions", json=body)
+            assert reply.status_code == status
+            assert ("x-ratelimit-limit-tokens" in reply.headers) == (status == 200)
+            wrong = {"Authorization": "Bearer wrong"}
+            assert (await client.get("/v1/models", headers=wrong)).status_code == 401
+            empty = {"Authorization": ""}
+            assert (await client.get("/v1/models", headers=empty)).status_code == 401
+
+
+async def test_a_flood_does_not_keep_a_newcomer_waiting() -> None:
+    """C46: two tenants, one with 50 long requests: the other's first token does not wait."""
+    many = {"max_concurrency": 100, "max_queued": 100}
+    async with metered_site(step_s=0.002, hog=many, small={}) as site:
+        hogs = [asyncio.create_task(site.ask("hog", max_tokens=100)) for _ in range(50)]
+        await until(lambda: len(site.transport.engines["r"].running) == 8)
+        reply = await site.ask("small", max_tokens=1)
+        assert reply.status_code == 200
+        assert sum(task.done() for task in hogs) <= 16
+        assert {(await task).status_code for task in hogs} == {200}
+
+
+async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> None:
+    async with metered_site(a=METERED | {"daily_budget": 1.0}, b={}) as site:
+        await site.ask(max_tokens=10)
+        await site.ask("b", max_tokens=10)
+        await site.settled()
+        for key in (None, key_of("a"), "wrong"):
+            async with site.http(key) as client:
+                for path in ("/admin/tenants", "/admin/usage"):
+                    assert (await client.get(path)).status_code == 401
+                    assert (await client.get(f"{path}%0A")).status_code in (401, 404)
+        async with site.http(ADMIN_KEY) as client:
+            assert (await client.get("/v1/models")).status_code == 401
+            tenants = await client.get("/admin/tenants")
+            assert [each["id"] for each in tenants.json()["data"]] == ["a", "b"]
+            assert tenants.json()["data"][0]["tokens_per_minute"] == 10_000
+            assert list(tenants.json()["data"][0]["spent"].values()) == [25e-6]
+            assert "sha256" not in tenants.text
+            span = {"from": "2027-01-01", "to": "2028-01-01T00:00:00Z"}
+            usage = (await client.get("/admin/usage", params=span)).json()["data"]
+            assert [(row["tenant"], row["output_tokens"]) for row in usage] == [
+                ("a", 10),
+                ("b", 10),
+            ]
+            table = await client.get("/admin/usage", params=span | {"tenant": "a", "format": "csv"})
+            head, row = table.text.splitlines()
+            assert head.startswith("hour,tenant,model,prompt_tokens")
+            assert row.endswith("2.5e-05")
+            assert (await client.get("/admin/usage?from=soon")).status_code == 400
+            assert (await client.get("/admin/usage?from=1e400")).status_code == 400
+            assert (await client.get("/admin/usage?format=xml")).status_code == 400
+            assert (await client.post("/admin/usage")).status_code == 405
