@@ -59,6 +59,8 @@ class LeaseInfo:
     """Output tokens received."""
     cached: int | None = None
     """Prompt tokens found in the replica's prefix cache; None until its first report."""
+    gpu_s: float = 0.0
+    """Its share of GPUs' time, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Ending:
     """Seconds from its arrival to its first token, if there was one ..."""
     last_token_s: float | None = None
     """... and to its last."""
+    gpu_s: float = 0.0
+    """Its share of GPUs' time, in seconds, as its ingress saw it last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,24 @@ class SyncReply:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuTime:
+    """What became of a GPU's seconds; the fields add up to wall time."""
+
+    requests: float = 0.0
+    """Computed for requests."""
+    surplus: float = 0.0
+    """Computed for nobody: padding, and rows whose requests had ended."""
+    bubble: float = 0.0
+    """Idle with work in the replica."""
+    starved: float = 0.0
+    """Idle with work at the router only."""
+    spare: float = 0.0
+    """Idle, and nobody waited."""
+    starting: float = 0.0
+    """Before the replica was ready."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """A replica's capacity, sent at a fixed interval. Silence withdraws its credits."""
 
@@ -154,3 +176,5 @@ class ReplicaReport:
     """Tokens its KV pool holds."""
     lookahead: int = 0
     """How many of the slots are beyond its rows."""
+    gpu: GpuTime | None = None
+    """Since the replica began to start; None from who does not know."""

@@ -119,8 +119,10 @@ class Router:
         return self._reply(ingress, refusals, {info.tenant for info in sync.waiting})
 
     def report(self, report: ReplicaReport) -> None:
-        """Take over the capacity of a replica."""
+        """Take over the capacity of a replica, and where its time went."""
         self._dispatcher.credits.report(report)
+        if report.gpu is not None:
+            self._dispatcher.ledger.observe(report.replica, report.gpu)
         self._dispatch()
 
     def update_tenants(self, tenants: Tenants) -> None:
@@ -149,7 +151,7 @@ class Router:
         self._dispatch()
 
     def take_journal(self) -> Journal:
-        """Requests that ended or were refused since the last call, to be written down."""
+        """What has happened since the last call, to be written down."""
         return self._dispatcher.ledger.take_journal()
 
     def take_news(self) -> set[str]:
@@ -174,6 +176,7 @@ class Router:
                     request = self._add(ingress, info)
                     self._open(request, ending.produced, ending.cached, resumed)
                 self._dispatcher.progress(request, ending.produced, ending.cached)
+                request.gpu_s = ending.gpu_s
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 
@@ -191,6 +194,7 @@ class Router:
         request.info = info
         request.state = State.LEASED
         request.taken_up = True
+        request.gpu_s = lease.gpu_s
         self._dispatcher.progress(request, lease.produced, lease.cached)
 
     def _still_waits(self, ingress: _Ingress, info: RequestInfo) -> bool:

@@ -9,18 +9,27 @@ and nothing of requests that are still open.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import astuple, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
-from router.ledger import Entry
-from router.messages import Outcome
+from router.ledger import Entry, Journal
+from router.messages import GpuTime, Outcome
 
 HOUR_S = 3600
 KEPT_S = 24 * HOUR_S
 """How long ids are remembered. Ingresses repeat an ending for seconds, not hours."""
+
+MICROS = 1_000_000
+"""Seconds are kept as whole microseconds, as money is."""
+
+
+def gpu_micros(outcome: Outcome) -> str:
+    """The sum of GPU microseconds of requests that ended so."""
+    return f"gpu_us_{outcome.value}"
+
 
 SUMS = (
     "prompt_tokens",
@@ -30,8 +39,10 @@ SUMS = (
     "slo_met",
     *(outcome.value for outcome in Outcome),
     "refused",
+    *(gpu_micros(outcome) for outcome in Outcome),
 )
-"""What is added up, in the order of the columns."""
+"""What is added up, in the order of the columns. New ones come last: older files lack them."""
+GPU = tuple(field.name for field in fields(GpuTime))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +60,9 @@ class UsageRow:
 class Store(Protocol):
     """Durable usage. Each call is one transaction, and may be made from any one thread."""
 
-    def book(
-        self, entries: Sequence[Entry], refused: Mapping[tuple[str, str], int], now: float
-    ) -> None:
-        """Add requests that ended and counts of refusals by (tenant, model), at Unix time
-        `now`. Entries whose ids are known already change nothing."""
+    def book(self, journal: Journal, now: float) -> None:
+        """Add what has happened, at Unix time `now`. Entries whose ids are known already change
+        nothing; neither do times of replicas that are older than others."""
 
     def is_booked(self, request_id: str) -> bool:
         """Whether a request was added within the last day."""
@@ -63,6 +72,9 @@ class Store(Protocol):
 
     def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
         """By hour, tenant and model: hours that begin in [start, end)."""
+
+    def gpu(self, start: float, end: float) -> GpuTime:
+        """What became of the time of all GPUs in the same hours."""
 
     def close(self) -> None: ...
 
@@ -78,6 +90,9 @@ CREATE TABLE IF NOT EXISTS usage (
     hour INTEGER, tenant TEXT, model TEXT,
     {", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)},
     PRIMARY KEY (hour, tenant, model)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu (
+    replica TEXT, hour INTEGER, {", ".join(f"{name} INTEGER NOT NULL" for name in GPU)},
+    PRIMARY KEY (replica, hour)) WITHOUT ROWID;
 """
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" * len(SUMS))})
@@ -86,6 +101,19 @@ ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for na
 _ADD_SPENT = """
 INSERT INTO spent VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET micro_dollars = micro_dollars + excluded.micro_dollars
+"""
+
+
+# Microseconds since a replica started, as it told last in each hour: what is told again, or late,
+# changes nothing.
+_SET_GPU = f"""
+INSERT INTO gpu VALUES (?, ?, {", ".join("?" * len(GPU))})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = max({name}, excluded.{name})" for name in GPU)}
+"""
+_GPU_BEFORE = f"""
+SELECT {", ".join(f"ifnull(sum({name}), 0)" for name in GPU)} FROM (
+    SELECT {", ".join(f"max({name}) AS {name}" for name in GPU)}
+    FROM gpu WHERE hour < ? GROUP BY replica)
 """
 
 
@@ -103,17 +131,17 @@ class SqliteStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_SCHEMA)
+        self._add_columns()
 
-    def book(
-        self, entries: Sequence[Entry], refused: Mapping[tuple[str, str], int], now: float
-    ) -> None:
+    def book(self, journal: Journal, now: float) -> None:
         """See `Store`."""
         hour = int(now) // HOUR_S * HOUR_S
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            fresh = [entry for entry in entries if self._is_new(entry, now)]
+            fresh = [entry for entry in journal.entries if self._is_new(entry, now)]
             self._db.executemany(_ADD_SPENT, _spending(fresh))
-            self._db.executemany(_ADD_USAGE, _totals(hour, fresh, refused))
+            self._db.executemany(_ADD_USAGE, _totals(hour, fresh, journal.refused))
+            self._db.executemany(_SET_GPU, _gpu_times(hour, journal.gpu))
             self._db.execute("DELETE FROM booked WHERE at < ?", (int(now - KEPT_S),))
             self._db.execute("COMMIT")
         except BaseException:
@@ -142,8 +170,20 @@ class SqliteStore:
             for hour, name, model, *sums in rows
         ]
 
+    def gpu(self, start: float, end: float) -> GpuTime:
+        """See `Store`."""
+        before, until = (self._db.execute(_GPU_BEFORE, (at,)).fetchone() for at in (start, end))
+        return GpuTime(*((b - a) / MICROS for a, b in zip(before, until, strict=True)))
+
     def close(self) -> None:
         self._db.close()
+
+    def _add_columns(self) -> None:
+        """Sums that a file of an earlier version lacks."""
+        known = {column for _, column, *_ in self._db.execute("PRAGMA table_info(usage)")}
+        for name in SUMS:
+            if name not in known:
+                self._db.execute(f"ALTER TABLE usage ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
     def _is_new(self, entry: Entry, now: float) -> bool:
         added = self._db.execute(
@@ -171,6 +211,14 @@ def _totals(
         sums["micro_dollars"] += entry.micro_dollars
         sums["slo_met"] += entry.slo_met
         sums[entry.outcome.value] += 1
+        sums[gpu_micros(entry.outcome)] += round(entry.gpu_s * MICROS)
     for key, count in refused.items():
         totals.setdefault(key, dict.fromkeys(SUMS, 0))["refused"] += count
     return [(hour, *key, *sums.values()) for key, sums in totals.items()]
+
+
+def _gpu_times(hour: int, gpu: Mapping[str, GpuTime]) -> list[tuple[object, ...]]:
+    return [
+        (replica, hour, *(round(seconds * MICROS) for seconds in astuple(time)))
+        for replica, time in gpu.items()
+    ]

@@ -69,6 +69,8 @@ class _Waiting:
     granted: asyncio.Future[Grant]
     asked_at: float
     """When its first attempt was asked for."""
+    gpu_s: float
+    """What earlier attempts took."""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,10 @@ class _Lease:
     request: RequestInfo
     replica: str
     asked_at: float
+    earlier_gpu_s: float
+    """What earlier attempts took of GPUs' time ..."""
+    gpu_s: float
+    """... and this one with them."""
     produced: int = 0
     cached: int | None = None
     first_token_s: float | None = None
@@ -148,19 +154,24 @@ class AdmissionClient:
         """
         earlier = self._leases.pop(request.request_id, None)
         asked_at = earlier.asked_at if earlier is not None else time.monotonic()
+        gpu_s = earlier.gpu_s if earlier is not None else 0.0
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = _Waiting(request, granted, asked_at)
+        self._waiting[request.request_id] = _Waiting(request, granted, asked_at, gpu_s)
         self._changed.set()
         return await granted
 
-    def progress(self, request_id: str, produced: int, cached: int | None) -> None:
-        """Note the output tokens received so far; the next sync tells."""
+    def progress(
+        self, request_id: str, produced: int, cached: int | None, gpu_s: float = 0.0
+    ) -> None:
+        """Note the output tokens received so far, and the GPU time of this attempt; the next sync
+        tells."""
         lease = self._leases[request_id]
         if produced > lease.produced:
             lease.last_token_s = time.monotonic() - lease.asked_at
             if lease.first_token_s is None:
                 lease.first_token_s = lease.last_token_s
         lease.produced, lease.cached = produced, cached
+        lease.gpu_s = lease.earlier_gpu_s + gpu_s
 
     def rate_limits(self, tenant: Tenant) -> RateLimits:
         """What is left of a tenant's rates, as Admission said last; a rate that it was never told
@@ -187,6 +198,7 @@ class AdmissionClient:
                 cached=lease.cached,
                 first_token_s=lease.first_token_s,
                 last_token_s=lease.last_token_s,
+                gpu_s=lease.gpu_s,
             )
             if outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
@@ -231,7 +243,7 @@ class AdmissionClient:
             epoch=self.epoch,
             waiting=tuple(waiting.request for waiting in self._waiting.values()),
             leases=tuple(
-                LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached)
+                LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached, lease.gpu_s)
                 for lease in self._leases.values()
             ),
             endings=tuple(self._endings.values()),
@@ -278,7 +290,9 @@ class AdmissionClient:
         if not waiting.granted.done():
             del self._waiting[grant.request_id]
             request = replace(waiting.request, max_tokens=grant.max_tokens)
-            self._leases[grant.request_id] = _Lease(request, grant.replica, waiting.asked_at)
+            self._leases[grant.request_id] = _Lease(
+                request, grant.replica, waiting.asked_at, waiting.gpu_s, waiting.gpu_s
+            )
             waiting.granted.set_result(grant)
 
 

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from router.ledger import Entry, Journal
+from router.ledger import Journal
 from router.store import Store
 
 logger = logging.getLogger(__name__)
@@ -28,8 +28,7 @@ class JournalWriter:
 
     def __init__(self, store: Store, take: Callable[[], Journal]) -> None:
         self._store, self._take = store, take
-        self._entries: list[Entry] = []
-        self._refused: Counter[tuple[str, str]] = Counter()
+        self._unwritten = _nothing()
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -41,18 +40,23 @@ class JournalWriter:
     async def flush(self) -> None:
         """Write what there is when the call is made. Errors are logged."""
         async with self._writing:
-            entries, refused = self._take()
-            self._entries += entries
-            self._refused.update(refused)
-            if self._entries or self._refused:
+            taken, kept = self._take(), self._unwritten
+            kept.entries.extend(taken.entries)
+            kept.refused.update(taken.refused)
+            kept.gpu.update(taken.gpu)
+            if any(kept):
                 await self._write()
 
     async def _write(self) -> None:
-        book = self._store.book
+        kept = self._unwritten
         try:
-            await asyncio.to_thread(book, self._entries, self._refused, time.time())
+            await asyncio.to_thread(self._store.book, kept, time.time())
         except Exception as error:
-            logger.error("usage cannot be written, %d entries wait: %r", len(self._entries), error)
-            del self._entries[:-MOST_KEPT]
+            logger.error("usage cannot be written, %d entries wait: %r", len(kept.entries), error)
+            del kept.entries[:-MOST_KEPT]
         else:
-            self._entries, self._refused = [], Counter()
+            self._unwritten = _nothing()
+
+
+def _nothing() -> Journal:
+    return Journal([], Counter(), {})

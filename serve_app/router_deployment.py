@@ -18,12 +18,13 @@ from typing import Any
 import anyio
 import msgspec
 
+from router.cost import UsageReport, usage_report
 from router.messages import ReplicaReport, Sync
 from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
 from router.router import Router
 from router.snapshot import Snapshot
-from router.store import SqliteStore, UsageRow
+from router.store import SqliteStore
 from router.tenant import Tenants
 from serve_app import background
 from serve_app.admission_client import Hint, Notice
@@ -49,6 +50,7 @@ class Admission:
         fairness: FairPolicy,
         prices: Mapping[str, Prices] | None = None,
         usage: Path | None = None,
+        gpu_dollars_per_hour: float | None = None,
     ) -> None:
         """Without tenants: Serve calls `reconfigure` before the first request. Without `usage`
         nothing survives this process. Raises OSError or sqlite3.Error if it cannot be opened.
@@ -61,6 +63,7 @@ class Admission:
         self._source: TenantsSource | None = None
         self._prices = dict(prices or {})
         self._store = SqliteStore(usage or ":memory:")
+        self._gpu_dollars_per_hour = gpu_dollars_per_hour
         self._router = Router(
             self._tenants,
             epoch=self._epoch,
@@ -146,10 +149,11 @@ class Admission:
         states = self._router.snapshot().tenants
         return [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
 
-    async def usage(self, start: float, end: float, tenant: str | None) -> list[UsageRow]:
-        """See `Store.usage`; what ended last is in it."""
+    async def usage(self, start: float, end: float, tenant: str | None) -> UsageReport:
+        """See `usage_report`; what ended last is in it."""
         await self._journal.flush()
-        return await asyncio.to_thread(self._store.usage, start, end, tenant)
+        price = self._gpu_dollars_per_hour
+        return await asyncio.to_thread(usage_report, self._store, start, end, tenant, price)
 
     async def snapshot(self) -> Snapshot:
         """Counts of everything, for metrics and tests."""

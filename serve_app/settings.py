@@ -82,6 +82,8 @@ class AppConfig(BaseModel):
     api: Limits = Limits()
     prices: dict[str, Prices] = {}
     """By model name, in dollars per million tokens; what budgets are counted in."""
+    gpu_dollars_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What one replica's device costs us: `/admin/usage` then tells our own cost."""
     usage: Path | None = Path("usage.db")
     """Where usage and spending are kept, an SQLite file; null keeps them in memory only."""
     admin_keys: list[Digest] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from router.ledger import Past
 from router.messages import (
     Ending,
+    GpuTime,
     LeaseInfo,
     Outcome,
     ReplicaReport,
@@ -49,8 +50,8 @@ class Desk:
         if slots:
             self.report(slots)
 
-    def report(self, slots: int, replica: str = "r") -> None:
-        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000))
+    def report(self, slots: int, replica: str = "r", gpu: GpuTime | None = None) -> None:
+        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu))
 
     def sync(
         self,

@@ -254,15 +254,34 @@ async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> No
             assert list(tenants.json()["data"][0]["spent"].values()) == [25e-6]
             assert "sha256" not in tenants.text
             span = {"from": "2027-01-01", "to": "2028-01-01T00:00:00Z"}
-            usage = (await client.get("/admin/usage", params=span)).json()["data"]
+            told = (await client.get("/admin/usage", params=span)).json()
+            usage, cost = told["data"], told["cost"]
             assert [(row["tenant"], row["output_tokens"]) for row in usage] == [
                 ("a", 10),
                 ("b", 10),
             ]
+            assert [(row["gpu_seconds"], row["gpu_dollars"]) for row in usage] == [
+                (2.5, pytest.approx(0.0025)),
+                (2.5, pytest.approx(0.0025)),
+            ]
+            assert cost["gpu_seconds"] == {
+                "succeeded": 5.0,
+                "cancelled": 0.0,
+                "failed": 0.0,
+                "open": 1.0,
+                "surplus": 1.0,
+                "bubble": 0.5,
+                "starved": 0.25,
+                "spare": 12.0,
+                "starting": 20.25,
+            }
+            assert cost["gpu_dollars"] == pytest.approx(0.040)
+            assert cost["good_responses"] == 2
+            assert cost["gpu_dollars_per_good_response"] == pytest.approx(0.020)
             table = await client.get("/admin/usage", params=span | {"tenant": "a", "format": "csv"})
             head, row = table.text.splitlines()
             assert head.startswith("hour,tenant,model,prompt_tokens")
-            assert row.endswith("2.5e-05")
+            assert row.split(",")[-3:-1] == ["2.5e-05", "2.5"]
             assert (await client.get("/admin/usage?from=soon")).status_code == 400
             assert (await client.get("/admin/usage?from=1e400")).status_code == 400
             assert (await client.get("/admin/usage?format=xml")).status_code == 400
