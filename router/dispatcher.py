@@ -72,9 +72,9 @@ class Dispatcher:
                 quota.configure(tenant)
                 continue
             quota = Quota(tenant, self._prices, self._clock, self._wall)
-            self.quotas[tenant.id] = quota
             if self._past is not None:
                 quota.restore(partial(self._past.spent, tenant.id))
+            self.quotas[tenant.id] = quota
         self.queue.configure(tenants)
 
     def admit(self, request: Request) -> Denial | None:

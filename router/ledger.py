@@ -230,6 +230,14 @@ class Ledger:
         """Note what became of a GPU's time since its replica started."""
         self._gpu[replica] = gpu
 
+    def unwritten(self) -> Counter[tuple[str, str]]:
+        """Micro-dollars by tenant and window that no journal was told of yet."""
+        spent: Counter[tuple[str, str]] = Counter()
+        for entry in self._ended:
+            for window in entry.windows:
+                spent[entry.tenant, window] += entry.micro_dollars
+        return spent
+
     def take_journal(self) -> Journal:
         """What has ended, was refused and was observed since the last call."""
         journal = Journal(self._ended, self._refused, self._gpu)

@@ -122,6 +122,11 @@ class Quota:
         for budget in self._budgets:
             budget.restore(spent, self._wall())
 
+    def learn(self, window: str, spent: int) -> None:
+        """Take over what others spent, too."""
+        for budget in self._budgets:
+            budget.learn(window, spent)
+
     def windows(self) -> tuple[str, ...]:
         """Ids of the windows in which money is counted now."""
         return tuple(budget.current(self._wall()).id for budget in self._budgets)

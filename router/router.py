@@ -128,8 +128,8 @@ class Router:
     def update_tenants(self, tenants: Tenants) -> None:
         """Take over weights and limits. What waits of a tenant that is gone is refused at the
         next sync that shows it; what runs goes on to its end."""
-        self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
         self._dispatcher.configure(tenants.tenants)
+        self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
         self._dispatch()
 
     def expire(self) -> None:
@@ -153,6 +153,19 @@ class Router:
     def take_journal(self) -> Journal:
         """What has happened since the last call, to be written down."""
         return self._dispatcher.ledger.take_journal()
+
+    def accounts(self) -> list[tuple[str, str]]:
+        """Tenant and window of all money that is counted now."""
+        quotas = self._dispatcher.quotas.items()
+        return [(name, window) for name, quota in quotas for window in quota.windows()]
+
+    def learn_spending(self, spent: Mapping[tuple[str, str], int]) -> None:
+        """Take over micro-dollars by account, as the store has them now that every journal taken
+        is written: those that other routers booked count, too."""
+        unwritten = self._dispatcher.ledger.unwritten()
+        for (name, window), amount in spent.items():
+            quota = self._dispatcher.quotas[name]
+            quota.learn(window, amount + unwritten[name, window])
 
     def take_news(self) -> set[str]:
         """Ingresses with something new to hear since the last call, replies aside."""

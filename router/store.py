@@ -9,7 +9,7 @@ and nothing of requests that are still open.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -57,8 +57,32 @@ class UsageRow:
     """By the names in `SUMS`."""
 
 
+def sums_of(entry: Entry) -> dict[str, int]:
+    """What a request adds to which of the `SUMS`."""
+    return {
+        "prompt_tokens": entry.used.prompt,
+        "cached_tokens": entry.used.cached,
+        "output_tokens": entry.used.output,
+        "micro_dollars": entry.micro_dollars,
+        "slo_met": int(entry.slo_met),
+        entry.outcome.value: 1,
+        gpu_micros(entry.outcome): round(entry.gpu_s * MICROS),
+    }
+
+
+def gpu_times(gpu: Mapping[str, GpuTime]) -> dict[str, list[int]]:
+    """Microseconds by replica, in the order of `GPU`."""
+    return {
+        replica: [round(seconds * MICROS) for seconds in astuple(time)]
+        for replica, time in gpu.items()
+    }
+
+
 class Store(Protocol):
     """Durable usage. Each call is one transaction, and may be made from any one thread."""
+
+    shared: bool
+    """Other routers write into it, too."""
 
     def book(self, journal: Journal, now: float) -> None:
         """Add what has happened, at Unix time `now`. Entries whose ids are known already change
@@ -69,6 +93,9 @@ class Store(Protocol):
 
     def spent(self, tenant: str, window: str) -> int:
         """Micro-dollars in one window of a tenant's budget."""
+
+    def spending(self, accounts: Sequence[tuple[str, str]]) -> list[int]:
+        """The same of many, each a tenant and a window."""
 
     def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
         """By hour, tenant and model: hours that begin in [start, end)."""
@@ -122,6 +149,8 @@ class SqliteStore:
     and of the machine but for the last moments (WAL, synchronous=NORMAL).
     """
 
+    shared = False
+
     def __init__(self, path: str | PathLike[str]) -> None:
         """Raises OSError or sqlite3.Error where there can be no such file."""
         if str(path) != ":memory:":
@@ -141,7 +170,10 @@ class SqliteStore:
             fresh = [entry for entry in journal.entries if self._is_new(entry, now)]
             self._db.executemany(_ADD_SPENT, _spending(fresh))
             self._db.executemany(_ADD_USAGE, _totals(hour, fresh, journal.refused))
-            self._db.executemany(_SET_GPU, _gpu_times(hour, journal.gpu))
+            self._db.executemany(
+                _SET_GPU,
+                [(name, hour, *micros) for name, micros in gpu_times(journal.gpu).items()],
+            )
             self._db.execute("DELETE FROM booked WHERE at < ?", (int(now - KEPT_S),))
             self._db.execute("COMMIT")
         except BaseException:
@@ -158,6 +190,10 @@ class SqliteStore:
         query = 'SELECT micro_dollars FROM spent WHERE tenant = ? AND "window" = ?'
         row = self._db.execute(query, (tenant, window)).fetchone()
         return int(row[0]) if row is not None else 0
+
+    def spending(self, accounts: Sequence[tuple[str, str]]) -> list[int]:
+        """See `Store`."""
+        return [self.spent(*account) for account in accounts]
 
     def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
         """See `Store`."""
@@ -205,20 +241,8 @@ def _totals(
     totals: dict[tuple[str, str], dict[str, int]] = {}
     for entry in entries:
         sums = totals.setdefault((entry.tenant, entry.model), dict.fromkeys(SUMS, 0))
-        sums["prompt_tokens"] += entry.used.prompt
-        sums["cached_tokens"] += entry.used.cached
-        sums["output_tokens"] += entry.used.output
-        sums["micro_dollars"] += entry.micro_dollars
-        sums["slo_met"] += entry.slo_met
-        sums[entry.outcome.value] += 1
-        sums[gpu_micros(entry.outcome)] += round(entry.gpu_s * MICROS)
+        for name, amount in sums_of(entry).items():
+            sums[name] += amount
     for key, count in refused.items():
         totals.setdefault(key, dict.fromkeys(SUMS, 0))["refused"] += count
     return [(hour, *key, *sums.values()) for key, sums in totals.items()]
-
-
-def _gpu_times(hour: int, gpu: Mapping[str, GpuTime]) -> list[tuple[object, ...]]:
-    return [
-        (replica, hour, *(round(seconds * MICROS) for seconds in astuple(time)))
-        for replica, time in gpu.items()
-    ]

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from router.ledger import Journal
 from router.store import Store
@@ -23,11 +23,21 @@ MOST_KEPT = 1_000_000
 """Entries that wait for a store which takes nothing; the oldest are given up beyond."""
 
 
-class JournalWriter:
-    """Used from one event loop."""
+async def _nothing_more() -> None:
+    """The default of `JournalWriter`."""
 
-    def __init__(self, store: Store, take: Callable[[], Journal]) -> None:
-        self._store, self._take = store, take
+
+class JournalWriter:
+    """Used from one event loop. `written` is called while all that was taken is written down, and
+    nothing is written meanwhile."""
+
+    def __init__(
+        self,
+        store: Store,
+        take: Callable[[], Journal],
+        written: Callable[[], Awaitable[None]] = _nothing_more,
+    ) -> None:
+        self._store, self._take, self._written = store, take, written
         self._unwritten = _nothing()
         self._writing = asyncio.Lock()
 
@@ -44,13 +54,13 @@ class JournalWriter:
             kept.entries.extend(taken.entries)
             kept.refused.update(taken.refused)
             kept.gpu.update(taken.gpu)
-            if any(kept):
-                await self._write()
+            await self._write(kept)
 
-    async def _write(self) -> None:
-        kept = self._unwritten
+    async def _write(self, kept: Journal) -> None:
         try:
-            await asyncio.to_thread(self._store.book, kept, time.time())
+            if any(kept):
+                await asyncio.to_thread(self._store.book, kept, time.time())
+            await self._written()
         except Exception as error:
             logger.error("usage cannot be written, %d entries wait: %r", len(kept.entries), error)
             del kept.entries[:-MOST_KEPT]
