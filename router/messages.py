@@ -80,6 +80,25 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimit:
+    """One rate of a tenant at one moment."""
+
+    limit: int
+    """Units a minute."""
+    remaining: int
+    reset_s: float
+    """Seconds until everything remains, if nothing more is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Both rates of a tenant; None where it has no limit."""
+
+    requests: RateLimit | None = None
+    tokens: RateLimit | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sync:
     """The whole state of one ingress."""
 
@@ -93,6 +112,11 @@ class Sync:
     endings: tuple[Ending, ...] = ()
     virtual_times: dict[str, float] = field(default_factory=dict)
     """Per tenant, as the last reply gave them: a restarted router resumes from these."""
+    rates: dict[str, RateLimits] = field(default_factory=dict)
+    """What is used of tenants' rates, refilled since it was told: those of the last reply; in the
+    sync that follows the first reply of a new epoch, all that earlier ones told."""
+    rates_epoch: int = 0
+    """Epoch of who told them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,25 +138,6 @@ class Refusal:
     reason: str
     retry_after_s: float
     kind: RefusalKind = RefusalKind.RATE
-
-
-@dataclass(frozen=True, slots=True)
-class RateLimit:
-    """One rate of a tenant at one moment."""
-
-    limit: int
-    """Units a minute."""
-    remaining: int
-    reset_s: float
-    """Seconds until everything remains, if nothing more is used."""
-
-
-@dataclass(frozen=True, slots=True)
-class RateLimits:
-    """Both rates of a tenant; None where it has no limit."""
-
-    requests: RateLimit | None = None
-    tokens: RateLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from router.messages import (
     Grant,
     LeaseInfo,
     Outcome,
+    RateLimits,
     Refusal,
     ReplicaReport,
     RequestInfo,
@@ -102,6 +103,8 @@ class Router:
         resumed = sync.epoch not in (0, self.epoch)
         if resumed:
             self._dispatcher.queue.resume(sync.virtual_times)
+        if sync.rates_epoch not in (0, self.epoch):
+            self._learn_rates(sync.rates)
         self._settle(ingress, sync.endings, resumed)
         for lease in sync.leases:
             self._confirm(ingress, lease, resumed)
@@ -176,6 +179,12 @@ class Router:
         """Counts of everything; O(tenants)."""
         ingresses = {name: len(entry.requests) for name, entry in self._ingresses.items()}
         return take_snapshot(self.epoch, self._dispatcher, ingresses)
+
+    def _learn_rates(self, rates: Mapping[str, RateLimits]) -> None:
+        """Take over what an earlier router has counted."""
+        quotas = self._dispatcher.quotas
+        for name in rates.keys() & quotas.keys():
+            quotas[name].learn_rates(rates[name])
 
     def _settle(self, ingress: _Ingress, endings: Iterable[Ending], resumed: bool) -> None:
         """Book each ending when it is first shown."""

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import anyio
 
@@ -88,6 +89,10 @@ class _Lease:
     last_token_s: float | None = None
 
 
+_Told: TypeAlias = tuple[float, RateLimits]
+"""When, and what."""
+
+
 class AdmissionClient:
     """Asks for grants and accounts for what becomes of them. Used from one event loop.
 
@@ -114,8 +119,10 @@ class AdmissionClient:
         self._returned: dict[str, _Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, float] = {}
-        self._rate_limits: dict[str, tuple[float, RateLimits]] = {}
-        """What was told last of each tenant, and when."""
+        self._rate_limits: dict[str, _Told] = {}
+        """What was told last of each tenant."""
+        self._rates_to_repeat: tuple[int, dict[str, _Told]] = (0, {})
+        """What the next sync repeats, and the epoch that told it."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -248,14 +255,32 @@ class AdmissionClient:
             ),
             endings=tuple(self._endings.values()),
             virtual_times=self._virtual_times,
+            rates=self._used_rates(),
+            rates_epoch=self._rates_to_repeat[0],
         )
+
+    def _used_rates(self) -> dict[str, RateLimits]:
+        """What is left by now of the rates to be repeated, where that is not everything."""
+        rates = {}
+        for name, (told_at, told) in self._rates_to_repeat[1].items():
+            passed_s = time.monotonic() - told_at
+            kinds = [_left(passed_s, rate) for rate in (told.requests, told.tokens)]
+            if any(rate is not None and rate.reset_s for rate in kinds):
+                rates[name] = RateLimits(*kinds)
+        return rates
 
     def _apply(self, reply: SyncReply) -> None:
         self._answered_at = time.monotonic()
+        told = {name: (self._answered_at, rates) for name, rates in reply.rate_limits.items()}
+        if reply.epoch == self.epoch:
+            self._rates_to_repeat = self.epoch, told
+        else:  # Another Admission: it is to hear all that the one before it told.
+            repeated = self._rates_to_repeat[1]
+            rest = {name: old for name, old in self._rate_limits.items() if name not in repeated}
+            self._rates_to_repeat = self.epoch, rest
+        self._rate_limits |= told
         self.epoch = reply.epoch
         self._virtual_times = reply.virtual_times
-        for tenant, rates in reply.rate_limits.items():
-            self._rate_limits[tenant] = (self._answered_at, rates)
         for request_id in reply.settled:
             self._endings.pop(request_id, None)
             self._returned.pop(request_id, None)
@@ -302,5 +327,11 @@ def _after(passed_s: float, told: RateLimit | None, limit: int | None) -> RateLi
         return None
     if told is None or told.limit != limit:
         return RateLimit(limit, limit, 0.0)
-    reset_s = max(told.reset_s - passed_s, 0.0)
+    return _left(passed_s, told)
+
+
+def _left(passed_s: float, told: RateLimit | None) -> RateLimit | None:
+    if told is None:
+        return None
+    limit, reset_s = told.limit, max(told.reset_s - passed_s, 0.0)
     return RateLimit(limit, max(min(int(limit - reset_s * limit / 60), limit), 0), reset_s)

@@ -8,6 +8,7 @@ from router.messages import (
     GpuTime,
     LeaseInfo,
     Outcome,
+    RateLimits,
     ReplicaReport,
     RequestInfo,
     Sync,
@@ -61,10 +62,22 @@ class Desk:
         ingress: str = "i",
         epoch: int = EPOCH,
         virtual_times: dict[str, float] | None = None,
+        rates: dict[str, RateLimits] | None = None,
+        rates_epoch: int | None = None,
     ) -> SyncReply:
         self.sequence += 1
         return self.router.sync(
-            Sync(ingress, self.sequence, epoch, waiting, leases, endings, virtual_times or {})
+            Sync(
+                ingress=ingress,
+                sequence=self.sequence,
+                epoch=epoch,
+                waiting=waiting,
+                leases=leases,
+                endings=endings,
+                virtual_times=virtual_times or {},
+                rates=rates or {},
+                rates_epoch=epoch if rates_epoch is None else rates_epoch,
+            )
         )
 
     def snapshot(self) -> Snapshot:

@@ -70,6 +70,25 @@ async def test_a_default_limit_above_the_cap_is_no_reason_to_refuse() -> None:
         assert 100 - used - 6 <= remaining <= 100 - used - 6 + 5
 
 
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 3}, {"tokens_per_minute": 75}])
+async def test_a_restarted_admission_does_not_forgive_the_last_minute(
+    limits: dict[str, int],
+) -> None:
+    """Nor once the tenant has been silent meanwhile, and is not in the last reply."""
+    async with metered_site(a=limits, b={}) as site:
+        for _ in range(3):
+            assert (await site.ask(max_tokens=20)).status_code == 200
+            await site.settled()
+        await site.ask("b", max_tokens=1)
+        await site.settled()
+        for _ in range(2):
+            site.admission.restart()
+            await until(lambda: site.client.epoch == site.admission.router.epoch)
+            count = len(site.admission.syncs)
+            await until(lambda count=count: len(site.admission.syncs) > count + 1)
+            error_of(await site.ask(max_tokens=20), 429, "rate_limit_exceeded")
+
+
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 30}, {"tokens_per_minute": 750}])
 async def test_who_waits_as_long_as_told_is_served(limits: dict[str, int]) -> None:
     """C40: every limit says when to come back; the header for resets agrees."""
