@@ -1,1 +1,1 @@
-"""Triton kernels for the parts of a layer that are not attention, for steps with few tokens."""
+"""What a GPU computes beside attention: products of few tokens, what lies between them, sampling."""
