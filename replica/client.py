@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -34,6 +35,8 @@ class EngineClient:
     """One engine process. Not for more than one event loop."""
 
     ready: Ready
+    starting_s: float
+    """From its spawning until it was ready."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: str
@@ -46,6 +49,7 @@ class EngineClient:
     @classmethod
     async def start(cls, config: EngineConfig) -> EngineClient:
         """Spawn the process and wait until it is ready. Raises EngineFailed."""
+        spawned_ns = time.perf_counter_ns()
         folder = tempfile.mkdtemp(prefix="fairstream-")
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.setsockopt(zmq.SNDHWM, 0)
@@ -66,6 +70,7 @@ class EngineClient:
             await client.close()
             raise
         client.ready = event
+        client.starting_s = (event.started_ns - spawned_ns) / 1e9
         return client
 
     @property

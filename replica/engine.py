@@ -25,6 +25,7 @@ from replica.rows import Rows
 from replica.runner import ModelRunner
 from replica.scheduler import Scheduler
 from replica.sequence import Key, Sequence
+from replica.shares import share_out
 from replica.stream import Device, HostDevice
 from replica.watchdog import Watchdog
 
@@ -97,6 +98,7 @@ class Engine:
         self.advance = self.step if config.overlap else self.step_synchronously
         self._over: OrderedDict[Key, None] = OrderedDict()
         self._refused: list[Output] = []
+        self._surplus_ns = 0.0
         self._stopping = False
 
     def run(self) -> None:
@@ -141,10 +143,17 @@ class Engine:
             return self.scheduler.schedule()
 
     def _update(self, output: StepOutput | None) -> None:
+        if output is not None:
+            self._book(output.batch)
         while self.masks.failures:
             self.scheduler.fail(*self.masks.failures.pop())
         with self._device.span(f"update {output.batch.step if output else ''}"):
             self.scheduler.update(output)
+
+    def _book(self, batch: Batch) -> None:
+        """Account for a step's time while its rows are as it left them."""
+        busy_ns = sum(self.idle.computed(*interval) for interval in self.pipeline.timing(batch))
+        self._surplus_ns += share_out(self.rows, batch, self.pipeline.padding(batch), busy_ns)
 
     # Commands
 
@@ -218,9 +227,6 @@ class Engine:
 
     def _emit(self, output: StepOutput | None) -> None:
         """One report per collected step, and one a second when there is nothing to do."""
-        if output is not None:
-            for interval in self.pipeline.timing(output.batch):
-                self.idle.computed(*interval)
         if not self.scheduler.has_work:
             self.idle.work_ended()
         outputs = self._refused + self.scheduler.take_outputs()
@@ -248,6 +254,7 @@ class Engine:
             preemptions=counts["preemptions"],
             finished=dict(scheduler.finished),
             busy_s=self.idle.busy_ns / 1e9,
+            surplus_s=self._surplus_ns / 1e9,
             bubble_s=self.idle.bubble_ns / 1e9,
             starved_s=self.idle.starved_ns / 1e9,
             spare_s=self.idle.spare_ns / 1e9,

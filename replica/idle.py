@@ -58,9 +58,12 @@ class IdleMeter:
         self._booked_ns += elapsed
         self._booked_until_ns = now_ns
 
-    def computed(self, start_ns: int, end_ns: int) -> None:
-        """The device worked from start to end; calls come in order of time."""
+    def computed(self, start_ns: int, end_ns: int) -> int:
+        """The device worked from start to end; calls come in order of time. Returns how much of
+        that was not known to be busy."""
         self.bubble_ns += max(0, start_ns - self._last_end_ns - self._booked_ns)
-        self.busy_ns += end_ns - max(start_ns, self._last_end_ns)
+        busy_ns = end_ns - max(start_ns, self._last_end_ns)
+        self.busy_ns += busy_ns
         self._last_end_ns = end_ns
         self._booked_ns = 0
+        return busy_ns

@@ -140,6 +140,8 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One per id of `token_ids` where they were asked for, else none."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """With the first token, where they were asked for: one per prompt token but the first."""
+    gpu_s: float = 0.0
+    """The sequence's share of the device's time so far, in seconds."""
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,6 +162,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: dict[str, int] = {}
     """Sequences ended, by finish reason."""
     busy_s: float = 0.0
+    surplus_s: float = 0.0
+    """Part of `busy_s`: padding, and rows whose sequence had ended."""
     bubble_s: float = 0.0
     starved_s: float = 0.0
     spare_s: float = 0.0
@@ -199,6 +203,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     load_s: float
     grammars: bool = True
     """It can follow grammars (`Sampling.grammar`)."""
+    started_ns: int = 0
+    """Since when its time is counted, on this machine's clock (`time.perf_counter_ns`)."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

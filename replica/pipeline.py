@@ -201,6 +201,11 @@ class Pipeline:
         """When the device computed a collected step: (start, end) pairs in ns."""
         return self._timings[batch.step % RING].intervals_ns()
 
+    def padding(self, batch: Batch) -> int:
+        """Rows that the forward of a step computes for nobody."""
+        count = len(batch.samples)
+        return self._graphs.padded(count) - count if batch.decodes_only else 0
+
     def close(self) -> None:
         """Let enqueued work end and give the streams up."""
         for stream in (self._h2d, self._compute, self._d2h):

@@ -26,6 +26,7 @@ from replica.engine import Channel, Engine
 from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
 from replica.graph_sizes import default_sizes
+from replica.idle import IdleMeter
 from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
 from replica.model import Decoder, ModelSpec
@@ -150,6 +151,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
         num_blocks=config.num_blocks,
         load_s=time.perf_counter() - started,
         grammars=grammars.result() is not None,
+        started_ns=engine.idle.started_ns,
     )
     return engine, ready
 
@@ -189,6 +191,7 @@ def assemble(
     # What lives now lives on: a collection would walk through all of it in the middle of a step.
     gc.collect()
     gc.freeze()
+    engine.idle = IdleMeter(time.perf_counter_ns())  # all of that was the start
     return engine
 
 

@@ -60,6 +60,8 @@ class Rows:
         self.num_stops = np.zeros(max_rows, np.intp)
         self.last_step = np.full(max_rows, NEVER, np.int64)
         """The newest step that names the row."""
+        self.gpu_ns = np.zeros(max_rows, np.float64)
+        """Its sequence's share of the device's time (`replica.shares`)."""
         self.live = np.zeros(max_rows, bool)
         """It may be scheduled: occupied, not ended, not preempted."""
         self.ended = np.zeros(max_rows, bool)
@@ -113,6 +115,7 @@ class Rows:
         self.scored[row] = len(sequence.prompt_logprobs)
         self.score_end[row] = sequence.score_end
         self.constrained[row] = sequence.constraint is not None
+        self.gpu_ns[row] = sequence.gpu_ns
         self.live[row] = True
         sequence.row = row
         self.add_blocks(row, blocks)
@@ -128,9 +131,10 @@ class Rows:
         return blocks
 
     def vacate(self, row: int) -> Sequence:
-        """Free the row. The sequence takes its known ids along."""
+        """Free the row. The sequence takes its known ids and its bill along."""
         sequence = self.sequence(row)
         sequence.token_ids = self.tokens[row, : self.known[row]].copy()
+        sequence.gpu_ns = float(self.gpu_ns[row])
         sequence.row = None
         self.sequences[row] = None
         self.last_step[row] = NEVER

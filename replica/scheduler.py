@@ -332,6 +332,7 @@ class Scheduler:
             owners.num_cached, repeat(""),
             logprobs_of_tokens(output.logprobs, places, rows.logprobs[sampled]),
             logprobs_of_prompts(owners.sequences, offsets, rows.score_end[sampled]),
+            (rows.gpu_ns[sampled] / 1e9).tolist(),
         )  # fmt: skip
 
     def _finish_all(
@@ -347,10 +348,14 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, reason: FinishReason, known: int, error: str = "") -> None:
         """The single end of a sequence that brings no token."""
-        offset, cached = known - sequence.num_prompt, sequence.num_cached
+        offset, cached, row = known - sequence.num_prompt, sequence.num_cached, sequence.row
+        gpu_ns = sequence.gpu_ns if row is None else float(self.rows.gpu_ns[row])
         self.outputs.append(
-            Output(sequence.request_id, sequence.attempt, offset, (), reason, cached, error)
-        )
+            Output(
+                *sequence.key, offset, (), reason, cached_tokens=cached, error=error,
+                gpu_s=gpu_ns / 1e9,
+            )
+        )  # fmt: skip
         self._finish(sequence, reason)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:

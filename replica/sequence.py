@@ -61,6 +61,8 @@ class Sequence:
     """Digests of its full blocks, in order (`replica.block_manager`)."""
     overtaken: int = 0
     """How many sequences were admitted before it although they came later."""
+    gpu_ns: float = 0.0
+    """Its share of the device's time. Up to date only while the sequence has no row."""
     row: int | None = None
     """Its place in the persistent batch while it runs."""
     finish_reason: FinishReason | None = None

@@ -104,6 +104,12 @@ class Budget:
         name = self.current(now).id
         self._account.spent = spent(name)
 
+    def learn(self, name: str, spent: int) -> None:
+        """Take over what was spent in a window wherever that was; it never falls."""
+        account = self._accounts.get(name)
+        if account is not None:
+            account.spent = max(account.spent, spent)
+
     def accounts(self) -> Mapping[str, Account]:
         """By window: the current one, and earlier ones in which something is held."""
         return self._accounts

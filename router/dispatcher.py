@@ -72,9 +72,9 @@ class Dispatcher:
                 quota.configure(tenant)
                 continue
             quota = Quota(tenant, self._prices, self._clock, self._wall)
-            self.quotas[tenant.id] = quota
             if self._past is not None:
                 quota.restore(partial(self._past.spent, tenant.id))
+            self.quotas[tenant.id] = quota
         self.queue.configure(tenants)
 
     def admit(self, request: Request) -> Denial | None:
@@ -193,7 +193,7 @@ class Dispatcher:
         price = self._settle(request, used if outcome else Used())
         windows = request.hold.windows if request.hold is not None else ()
         request.hold = None
-        self.ledger.close(info, outcome, used, price, windows, slo_met)
+        self.ledger.close(info, outcome, used, price, windows, slo_met, request.gpu_s)
 
     def release(self, request: Request) -> None:
         """Take a request out of the queue, or its credit from it. It stays open and charged."""

@@ -1,4 +1,4 @@
-"""What each tenant used: tokens and outcomes, each counted once per request id.
+"""What each tenant used: tokens, GPU time and outcomes, each counted once per request id.
 
 Knows token counts only; what they cost in fairness or money is another's business. Every
 number that comes in is cumulative, so an older or repeated one changes nothing, whichever
@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-from router.messages import Outcome, RequestInfo
+from router.messages import GpuTime, Outcome, RequestInfo
 
 
 class Charge(NamedTuple):
@@ -48,6 +48,8 @@ class Entry(NamedTuple):
     slo_met: bool
     windows: tuple[str, ...]
     """Of the budgets that pay for it."""
+    gpu_s: float = 0.0
+    """What it took of GPUs' time: our own cost."""
 
 
 class Journal(NamedTuple):
@@ -56,6 +58,8 @@ class Journal(NamedTuple):
     entries: list[Entry]
     refused: Counter[tuple[str, str]]
     """Requests that were refused, by tenant and model."""
+    gpu: dict[str, GpuTime]
+    """By replica, since it started: what those told last that told anything."""
 
 
 class Past(Protocol):
@@ -77,6 +81,8 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     micro_dollars: int = 0
+    gpu_s: float = 0.0
+    """Of requests that have ended."""
     slo_met: int = 0
     """Requests that succeeded in the times that the tenant was promised."""
     refused: int = 0
@@ -102,6 +108,7 @@ class Ledger:
         self._open: dict[str, _Entry] = {}
         self._ended: list[Entry] = []
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._gpu: dict[str, GpuTime] = {}
 
     def __len__(self) -> int:
         """Requests that are open."""
@@ -193,6 +200,7 @@ class Ledger:
         micro_dollars: int = 0,
         windows: tuple[str, ...] = (),
         slo_met: bool = False,
+        gpu_s: float = 0.0,
     ) -> None:
         """Count how an open request ended, what it `used` and what that cost; None, a refusal,
         counts nowhere."""
@@ -203,6 +211,7 @@ class Ledger:
         usage.outcomes[outcome] += 1
         usage.micro_dollars += micro_dollars
         usage.slo_met += slo_met
+        usage.gpu_s += gpu_s
         self._ended.append(
             Entry(
                 info.request_id,
@@ -213,11 +222,24 @@ class Ledger:
                 micro_dollars,
                 slo_met,
                 windows,
+                gpu_s,
             )
         )
 
+    def observe(self, replica: str, gpu: GpuTime) -> None:
+        """Note what became of a GPU's time since its replica started."""
+        self._gpu[replica] = gpu
+
+    def unwritten(self) -> Counter[tuple[str, str]]:
+        """Micro-dollars by tenant and window that no journal was told of yet."""
+        spent: Counter[tuple[str, str]] = Counter()
+        for entry in self._ended:
+            for window in entry.windows:
+                spent[entry.tenant, window] += entry.micro_dollars
+        return spent
+
     def take_journal(self) -> Journal:
-        """What has ended and was refused since the last call."""
-        journal = Journal(self._ended, self._refused)
-        self._ended, self._refused = [], Counter()
+        """What has ended, was refused and was observed since the last call."""
+        journal = Journal(self._ended, self._refused, self._gpu)
+        self._ended, self._refused, self._gpu = [], Counter(), {}
         return journal

@@ -59,6 +59,8 @@ class LeaseInfo:
     """Output tokens received."""
     cached: int | None = None
     """Prompt tokens found in the replica's prefix cache; None until its first report."""
+    gpu_s: float = 0.0
+    """Its share of GPUs' time, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,27 @@ class Ending:
     """Seconds from its arrival to its first token, if there was one ..."""
     last_token_s: float | None = None
     """... and to its last."""
+    gpu_s: float = 0.0
+    """Its share of GPUs' time, in seconds, as its ingress saw it last."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """One rate of a tenant at one moment."""
+
+    limit: int
+    """Units a minute."""
+    remaining: int
+    reset_s: float
+    """Seconds until everything remains, if nothing more is used."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Both rates of a tenant; None where it has no limit."""
+
+    requests: RateLimit | None = None
+    tokens: RateLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +112,11 @@ class Sync:
     endings: tuple[Ending, ...] = ()
     virtual_times: dict[str, float] = field(default_factory=dict)
     """Per tenant, as the last reply gave them: a restarted router resumes from these."""
+    rates: dict[str, RateLimits] = field(default_factory=dict)
+    """What is used of tenants' rates, refilled since it was told: those of the last reply; in the
+    sync that follows the first reply of a new epoch, all that earlier ones told."""
+    rates_epoch: int = 0
+    """Epoch of who told them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,25 +141,6 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class RateLimit:
-    """One rate of a tenant at one moment."""
-
-    limit: int
-    """Units a minute."""
-    remaining: int
-    reset_s: float
-    """Seconds until everything remains, if nothing more is used."""
-
-
-@dataclass(frozen=True, slots=True)
-class RateLimits:
-    """Both rates of a tenant; None where it has no limit."""
-
-    requests: RateLimit | None = None
-    tokens: RateLimit | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SyncReply:
     epoch: int
     grants: tuple[Grant, ...] = ()
@@ -141,6 +150,24 @@ class SyncReply:
     virtual_times: dict[str, float] = field(default_factory=dict)
     rate_limits: dict[str, RateLimits] = field(default_factory=dict)
     """Of the tenants that the sync spoke of."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTime:
+    """What became of a GPU's seconds; the fields add up to wall time."""
+
+    requests: float = 0.0
+    """Computed for requests."""
+    surplus: float = 0.0
+    """Computed for nobody: padding, and rows whose requests had ended."""
+    bubble: float = 0.0
+    """Idle with work in the replica."""
+    starved: float = 0.0
+    """Idle with work at the router only."""
+    spare: float = 0.0
+    """Idle, and nobody waited."""
+    starting: float = 0.0
+    """Before the replica was ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +181,5 @@ class ReplicaReport:
     """Tokens its KV pool holds."""
     lookahead: int = 0
     """How many of the slots are beyond its rows."""
+    gpu: GpuTime | None = None
+    """Since the replica began to start; None from who does not know."""

@@ -41,7 +41,9 @@ class Hold(NamedTuple):
 class Quota:
     """The counters of one tenant. They outlive a reload, whatever becomes of the limits."""
 
-    __slots__ = ("_budgets", "_clock", "_prices", "_requests", "_tokens", "_wall", "tenant")
+    __slots__ = (
+        "_budgets", "_clock", "_prices", "_rates_known", "_requests", "_tokens", "_wall", "tenant"
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -54,6 +56,8 @@ class Quota:
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._budgets: tuple[Budget, ...] = ()
+        self._rates_known = False
+        """Rates count what an earlier router has admitted."""
         self.configure(tenant)
 
     def configure(self, tenant: Tenant) -> None:
@@ -98,6 +102,8 @@ class Quota:
 
     def resume(self, info: RequestInfo, output: int) -> Hold:
         """Hold for a request that an earlier router has admitted, whatever is left."""
+        if self._rates_known:
+            return self._take_money(info, self._likely(info, output), info.max_tokens)
         now = self._clock()
         for bucket in (self._requests, self._tokens):
             if bucket is not None:
@@ -121,6 +127,19 @@ class Quota:
         """Take over what was spent, by window id, before this process."""
         for budget in self._budgets:
             budget.restore(spent, self._wall())
+
+    def learn_rates(self, rates: RateLimits) -> None:
+        """Forgive nothing that an earlier router has counted, what still runs included."""
+        now = self._clock()
+        self._rates_known = True
+        for bucket, told in ((self._requests, rates.requests), (self._tokens, rates.tokens)):
+            if bucket is not None and told is not None:
+                bucket.lower(told.limit, told.reset_s, now)
+
+    def learn(self, window: str, spent: int) -> None:
+        """Take over what others spent, too."""
+        for budget in self._budgets:
+            budget.learn(window, spent)
 
     def windows(self) -> tuple[str, ...]:
         """Ids of the windows in which money is counted now."""
@@ -148,6 +167,9 @@ class Quota:
             self._requests.take(1.0)
         if self._tokens is not None:
             self._tokens.take(tokens)
+        return self._take_money(info, tokens, max_tokens)
+
+    def _take_money(self, info: RequestInfo, tokens: float, max_tokens: int) -> Hold:
         if not self._budgets:
             return Hold(tokens, 0, (), max_tokens)
         worst, wall = self._prices.cost(info.model, info.prompt_tokens, 0, max_tokens), self._wall()

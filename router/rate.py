@@ -36,6 +36,11 @@ class Bucket:
         level = self._level - units
         self._level = level if level < self.limit else float(self.limit)
 
+    def lower(self, limit: int, reset_s: float, now: float) -> None:
+        """Have no more than a bucket of `limit` units has that is full in `reset_s` seconds."""
+        level = self.limit - reset_s * limit / 60
+        self._level = min(self.level(now), level)
+
     def resize(self, limit: int, now: float) -> None:
         """Change the limit and keep what has been used."""
         used = self.limit - self.level(now)

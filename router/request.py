@@ -42,6 +42,8 @@ class Request:
     """Grants given to others while it came first, for want of KV room or of a cached prompt."""
     hold: Hold | None = None
     """What its tenant's quota holds for it, once it was admitted."""
+    gpu_s: float = 0.0
+    """Its share of GPUs' time so far, in seconds."""
     deadline: float = inf
     """When it has waited for too long, by the router's clock."""
 

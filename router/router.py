@@ -20,6 +20,7 @@ from router.messages import (
     Grant,
     LeaseInfo,
     Outcome,
+    RateLimits,
     Refusal,
     ReplicaReport,
     RequestInfo,
@@ -102,6 +103,8 @@ class Router:
         resumed = sync.epoch not in (0, self.epoch)
         if resumed:
             self._dispatcher.queue.resume(sync.virtual_times)
+        if sync.rates_epoch not in (0, self.epoch):
+            self._learn_rates(sync.rates)
         self._settle(ingress, sync.endings, resumed)
         for lease in sync.leases:
             self._confirm(ingress, lease, resumed)
@@ -119,15 +122,17 @@ class Router:
         return self._reply(ingress, refusals, {info.tenant for info in sync.waiting})
 
     def report(self, report: ReplicaReport) -> None:
-        """Take over the capacity of a replica."""
+        """Take over the capacity of a replica, and where its time went."""
         self._dispatcher.credits.report(report)
+        if report.gpu is not None:
+            self._dispatcher.ledger.observe(report.replica, report.gpu)
         self._dispatch()
 
     def update_tenants(self, tenants: Tenants) -> None:
         """Take over weights and limits. What waits of a tenant that is gone is refused at the
         next sync that shows it; what runs goes on to its end."""
-        self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
         self._dispatcher.configure(tenants.tenants)
+        self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
         self._dispatch()
 
     def expire(self) -> None:
@@ -149,8 +154,21 @@ class Router:
         self._dispatch()
 
     def take_journal(self) -> Journal:
-        """Requests that ended or were refused since the last call, to be written down."""
+        """What has happened since the last call, to be written down."""
         return self._dispatcher.ledger.take_journal()
+
+    def accounts(self) -> list[tuple[str, str]]:
+        """Tenant and window of all money that is counted now."""
+        quotas = self._dispatcher.quotas.items()
+        return [(name, window) for name, quota in quotas for window in quota.windows()]
+
+    def learn_spending(self, spent: Mapping[tuple[str, str], int]) -> None:
+        """Take over micro-dollars by account, as the store has them now that every journal taken
+        is written: those that other routers booked count, too."""
+        unwritten = self._dispatcher.ledger.unwritten()
+        for (name, window), amount in spent.items():
+            quota = self._dispatcher.quotas[name]
+            quota.learn(window, amount + unwritten[name, window])
 
     def take_news(self) -> set[str]:
         """Ingresses with something new to hear since the last call, replies aside."""
@@ -161,6 +179,12 @@ class Router:
         """Counts of everything; O(tenants)."""
         ingresses = {name: len(entry.requests) for name, entry in self._ingresses.items()}
         return take_snapshot(self.epoch, self._dispatcher, ingresses)
+
+    def _learn_rates(self, rates: Mapping[str, RateLimits]) -> None:
+        """Take over what an earlier router has counted."""
+        quotas = self._dispatcher.quotas
+        for name in rates.keys() & quotas.keys():
+            quotas[name].learn_rates(rates[name])
 
     def _settle(self, ingress: _Ingress, endings: Iterable[Ending], resumed: bool) -> None:
         """Book each ending when it is first shown."""
@@ -174,6 +198,7 @@ class Router:
                     request = self._add(ingress, info)
                     self._open(request, ending.produced, ending.cached, resumed)
                 self._dispatcher.progress(request, ending.produced, ending.cached)
+                request.gpu_s = ending.gpu_s
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 
@@ -191,6 +216,7 @@ class Router:
         request.info = info
         request.state = State.LEASED
         request.taken_up = True
+        request.gpu_s = lease.gpu_s
         self._dispatcher.progress(request, lease.produced, lease.cached)
 
     def _still_waits(self, ingress: _Ingress, info: RequestInfo) -> bool:

@@ -10,17 +10,26 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
 
-from router.ledger import Entry
-from router.messages import Outcome
+from router.ledger import Entry, Journal
+from router.messages import GpuTime, Outcome
 
 HOUR_S = 3600
 KEPT_S = 24 * HOUR_S
 """How long ids are remembered. Ingresses repeat an ending for seconds, not hours."""
+
+MICROS = 1_000_000
+"""Seconds are kept as whole microseconds, as money is."""
+
+
+def gpu_micros(outcome: Outcome) -> str:
+    """The sum of GPU microseconds of requests that ended so."""
+    return f"gpu_us_{outcome.value}"
+
 
 SUMS = (
     "prompt_tokens",
@@ -30,8 +39,10 @@ SUMS = (
     "slo_met",
     *(outcome.value for outcome in Outcome),
     "refused",
+    *(gpu_micros(outcome) for outcome in Outcome),
 )
-"""What is added up, in the order of the columns."""
+"""What is added up, in the order of the columns. New ones come last: older files lack them."""
+GPU = tuple(field.name for field in fields(GpuTime))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +57,36 @@ class UsageRow:
     """By the names in `SUMS`."""
 
 
+def sums_of(entry: Entry) -> dict[str, int]:
+    """What a request adds to which of the `SUMS`."""
+    return {
+        "prompt_tokens": entry.used.prompt,
+        "cached_tokens": entry.used.cached,
+        "output_tokens": entry.used.output,
+        "micro_dollars": entry.micro_dollars,
+        "slo_met": int(entry.slo_met),
+        entry.outcome.value: 1,
+        gpu_micros(entry.outcome): round(entry.gpu_s * MICROS),
+    }
+
+
+def gpu_times(gpu: Mapping[str, GpuTime]) -> dict[str, list[int]]:
+    """Microseconds by replica, in the order of `GPU`."""
+    return {
+        replica: [round(seconds * MICROS) for seconds in astuple(time)]
+        for replica, time in gpu.items()
+    }
+
+
 class Store(Protocol):
     """Durable usage. Each call is one transaction, and may be made from any one thread."""
 
-    def book(
-        self, entries: Sequence[Entry], refused: Mapping[tuple[str, str], int], now: float
-    ) -> None:
-        """Add requests that ended and counts of refusals by (tenant, model), at Unix time
-        `now`. Entries whose ids are known already change nothing."""
+    shared: bool
+    """Other routers write into it, too."""
+
+    def book(self, journal: Journal, now: float) -> None:
+        """Add what has happened, at Unix time `now`. Entries whose ids are known already change
+        nothing; neither do times of replicas that are older than others."""
 
     def is_booked(self, request_id: str) -> bool:
         """Whether a request was added within the last day."""
@@ -61,8 +94,14 @@ class Store(Protocol):
     def spent(self, tenant: str, window: str) -> int:
         """Micro-dollars in one window of a tenant's budget."""
 
+    def spending(self, accounts: Sequence[tuple[str, str]]) -> list[int]:
+        """The same of many, each a tenant and a window."""
+
     def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
         """By hour, tenant and model: hours that begin in [start, end)."""
+
+    def gpu(self, start: float, end: float) -> GpuTime:
+        """What became of the time of all GPUs in the same hours."""
 
     def close(self) -> None: ...
 
@@ -78,6 +117,9 @@ CREATE TABLE IF NOT EXISTS usage (
     hour INTEGER, tenant TEXT, model TEXT,
     {", ".join(f"{name} INTEGER NOT NULL" for name in SUMS)},
     PRIMARY KEY (hour, tenant, model)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS gpu (
+    replica TEXT, hour INTEGER, {", ".join(f"{name} INTEGER NOT NULL" for name in GPU)},
+    PRIMARY KEY (replica, hour)) WITHOUT ROWID;
 """
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" * len(SUMS))})
@@ -89,10 +131,25 @@ ON CONFLICT DO UPDATE SET micro_dollars = micro_dollars + excluded.micro_dollars
 """
 
 
+# Microseconds since a replica started, as it told last in each hour: what is told again, or late,
+# changes nothing.
+_SET_GPU = f"""
+INSERT INTO gpu VALUES (?, ?, {", ".join("?" * len(GPU))})
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = max({name}, excluded.{name})" for name in GPU)}
+"""
+_GPU_BEFORE = f"""
+SELECT {", ".join(f"ifnull(sum({name}), 0)" for name in GPU)} FROM (
+    SELECT {", ".join(f"max({name}) AS {name}" for name in GPU)}
+    FROM gpu WHERE hour < ? GROUP BY replica)
+"""
+
+
 class SqliteStore:
     """A `Store` in one file. A transaction that was committed survives the death of the process,
     and of the machine but for the last moments (WAL, synchronous=NORMAL).
     """
+
+    shared = False
 
     def __init__(self, path: str | PathLike[str]) -> None:
         """Raises OSError or sqlite3.Error where there can be no such file."""
@@ -103,17 +160,20 @@ class SqliteStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_SCHEMA)
+        self._add_columns()
 
-    def book(
-        self, entries: Sequence[Entry], refused: Mapping[tuple[str, str], int], now: float
-    ) -> None:
+    def book(self, journal: Journal, now: float) -> None:
         """See `Store`."""
         hour = int(now) // HOUR_S * HOUR_S
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            fresh = [entry for entry in entries if self._is_new(entry, now)]
+            fresh = [entry for entry in journal.entries if self._is_new(entry, now)]
             self._db.executemany(_ADD_SPENT, _spending(fresh))
-            self._db.executemany(_ADD_USAGE, _totals(hour, fresh, refused))
+            self._db.executemany(_ADD_USAGE, _totals(hour, fresh, journal.refused))
+            self._db.executemany(
+                _SET_GPU,
+                [(name, hour, *micros) for name, micros in gpu_times(journal.gpu).items()],
+            )
             self._db.execute("DELETE FROM booked WHERE at < ?", (int(now - KEPT_S),))
             self._db.execute("COMMIT")
         except BaseException:
@@ -131,6 +191,10 @@ class SqliteStore:
         row = self._db.execute(query, (tenant, window)).fetchone()
         return int(row[0]) if row is not None else 0
 
+    def spending(self, accounts: Sequence[tuple[str, str]]) -> list[int]:
+        """See `Store`."""
+        return [self.spent(*account) for account in accounts]
+
     def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
         """See `Store`."""
         rows = self._db.execute(
@@ -142,8 +206,20 @@ class SqliteStore:
             for hour, name, model, *sums in rows
         ]
 
+    def gpu(self, start: float, end: float) -> GpuTime:
+        """See `Store`."""
+        before, until = (self._db.execute(_GPU_BEFORE, (at,)).fetchone() for at in (start, end))
+        return GpuTime(*((b - a) / MICROS for a, b in zip(before, until, strict=True)))
+
     def close(self) -> None:
         self._db.close()
+
+    def _add_columns(self) -> None:
+        """Sums that a file of an earlier version lacks."""
+        known = {column for _, column, *_ in self._db.execute("PRAGMA table_info(usage)")}
+        for name in SUMS:
+            if name not in known:
+                self._db.execute(f"ALTER TABLE usage ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
 
     def _is_new(self, entry: Entry, now: float) -> bool:
         added = self._db.execute(
@@ -165,12 +241,8 @@ def _totals(
     totals: dict[tuple[str, str], dict[str, int]] = {}
     for entry in entries:
         sums = totals.setdefault((entry.tenant, entry.model), dict.fromkeys(SUMS, 0))
-        sums["prompt_tokens"] += entry.used.prompt
-        sums["cached_tokens"] += entry.used.cached
-        sums["output_tokens"] += entry.used.output
-        sums["micro_dollars"] += entry.micro_dollars
-        sums["slo_met"] += entry.slo_met
-        sums[entry.outcome.value] += 1
+        for name, amount in sums_of(entry).items():
+            sums[name] += amount
     for key, count in refused.items():
         totals.setdefault(key, dict.fromkeys(SUMS, 0))["refused"] += count
     return [(hour, *key, *sums.values()) for key, sums in totals.items()]

@@ -20,8 +20,10 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.cost import Cost, UsageReport, gpu_dollars, gpu_seconds
+from router.messages import Outcome
 from router.pricing import MICRO
-from router.store import SUMS, UsageRow
+from router.store import SUMS, UsageRow, gpu_micros
 from serve_app.auth import bearer_key, unauthorized
 from serve_app.errors import ApiError, from_exception, invalid
 
@@ -29,7 +31,12 @@ DAY_S = 86_400
 READING = ("GET", "HEAD")
 
 TenantStates = Callable[[], Awaitable[list[dict[str, Any]]]]
-Usage = Callable[[float, float, str | None], Awaitable[list[UsageRow]]]
+Usage = Callable[[float, float, str | None], Awaitable[UsageReport]]
+
+COUNTS = [
+    name for name in SUMS if name not in ("micro_dollars", *(gpu_micros(each) for each in Outcome))
+]
+COLUMNS = ["hour", "tenant", "model", *COUNTS, "dollars", "gpu_seconds", "gpu_dollars"]
 
 
 class AdminApi:
@@ -69,10 +76,12 @@ class AdminApi:
         now = time.time()
         end = _moment(query, "to", now)
         start = _moment(query, "from", end - DAY_S)
-        rows = [_told(row) for row in await self._usage(start, end, query.get("tenant"))]
+        report = await self._usage(start, end, query.get("tenant"))
+        rows = [_told(row, report.dollars_per_hour) for row in report.rows]
         match query.get("format", "json"):
             case "json":
-                return _json({"from": start, "to": end, "data": rows})
+                cost = _told_cost(report.cost)
+                return _json({"from": start, "to": end, "data": rows, "cost": cost})
             case "csv":
                 return _csv(rows)
         raise invalid("format must be json or csv", "format")
@@ -97,17 +106,34 @@ def _moment(query: QueryParams, name: str, default: float) -> float:
     return seconds
 
 
-def _told(row: UsageRow) -> dict[str, Any]:
+def _told(row: UsageRow, dollars_per_hour: float | None) -> dict[str, Any]:
+    """By the names in `COLUMNS`: what the tenant pays, then what it cost us."""
     hour = datetime.fromtimestamp(row.hour, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    sums = {name: row.sums[name] for name in SUMS if name != "micro_dollars"}
-    dollars = row.sums["micro_dollars"] / MICRO
-    return {"hour": hour, "tenant": row.tenant, "model": row.model, **sums, "dollars": dollars}
+    seconds = gpu_seconds(row)
+    return {
+        "hour": hour,
+        "tenant": row.tenant,
+        "model": row.model,
+        **{name: row.sums[name] for name in COUNTS},
+        "dollars": row.sums["micro_dollars"] / MICRO,
+        "gpu_seconds": seconds,
+        "gpu_dollars": gpu_dollars(seconds, dollars_per_hour),
+    }
+
+
+def _told_cost(cost: Cost) -> dict[str, Any]:
+    """Of all tenants together, whoever was asked about: idle GPUs are nobody's."""
+    return {
+        "gpu_seconds": cost.gpu_seconds,
+        "gpu_dollars": cost.dollars,
+        "good_responses": cost.good_responses,
+        "gpu_dollars_per_good_response": cost.dollars_per_good_response,
+    }
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> Response:
-    sums = [name for name in SUMS if name != "micro_dollars"]
     text = io.StringIO()
-    writer = csv.DictWriter(text, ["hour", "tenant", "model", *sums, "dollars"])
+    writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
     return Response(text.getvalue(), media_type="text/csv")

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import anyio
 
@@ -69,6 +70,8 @@ class _Waiting:
     granted: asyncio.Future[Grant]
     asked_at: float
     """When its first attempt was asked for."""
+    gpu_s: float
+    """What earlier attempts took."""
 
 
 @dataclass(slots=True)
@@ -76,10 +79,18 @@ class _Lease:
     request: RequestInfo
     replica: str
     asked_at: float
+    earlier_gpu_s: float
+    """What earlier attempts took of GPUs' time ..."""
+    gpu_s: float
+    """... and this one with them."""
     produced: int = 0
     cached: int | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
+
+
+_Told: TypeAlias = tuple[float, RateLimits]
+"""When, and what."""
 
 
 class AdmissionClient:
@@ -108,8 +119,10 @@ class AdmissionClient:
         self._returned: dict[str, _Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, float] = {}
-        self._rate_limits: dict[str, tuple[float, RateLimits]] = {}
-        """What was told last of each tenant, and when."""
+        self._rate_limits: dict[str, _Told] = {}
+        """What was told last of each tenant."""
+        self._rates_to_repeat: tuple[int, dict[str, _Told]] = (0, {})
+        """What the next sync repeats, and the epoch that told it."""
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -148,19 +161,24 @@ class AdmissionClient:
         """
         earlier = self._leases.pop(request.request_id, None)
         asked_at = earlier.asked_at if earlier is not None else time.monotonic()
+        gpu_s = earlier.gpu_s if earlier is not None else 0.0
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = _Waiting(request, granted, asked_at)
+        self._waiting[request.request_id] = _Waiting(request, granted, asked_at, gpu_s)
         self._changed.set()
         return await granted
 
-    def progress(self, request_id: str, produced: int, cached: int | None) -> None:
-        """Note the output tokens received so far; the next sync tells."""
+    def progress(
+        self, request_id: str, produced: int, cached: int | None, gpu_s: float = 0.0
+    ) -> None:
+        """Note the output tokens received so far, and the GPU time of this attempt; the next sync
+        tells."""
         lease = self._leases[request_id]
         if produced > lease.produced:
             lease.last_token_s = time.monotonic() - lease.asked_at
             if lease.first_token_s is None:
                 lease.first_token_s = lease.last_token_s
         lease.produced, lease.cached = produced, cached
+        lease.gpu_s = lease.earlier_gpu_s + gpu_s
 
     def rate_limits(self, tenant: Tenant) -> RateLimits:
         """What is left of a tenant's rates, as Admission said last; a rate that it was never told
@@ -187,6 +205,7 @@ class AdmissionClient:
                 cached=lease.cached,
                 first_token_s=lease.first_token_s,
                 last_token_s=lease.last_token_s,
+                gpu_s=lease.gpu_s,
             )
             if outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
@@ -231,19 +250,37 @@ class AdmissionClient:
             epoch=self.epoch,
             waiting=tuple(waiting.request for waiting in self._waiting.values()),
             leases=tuple(
-                LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached)
+                LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached, lease.gpu_s)
                 for lease in self._leases.values()
             ),
             endings=tuple(self._endings.values()),
             virtual_times=self._virtual_times,
+            rates=self._used_rates(),
+            rates_epoch=self._rates_to_repeat[0],
         )
+
+    def _used_rates(self) -> dict[str, RateLimits]:
+        """What is left by now of the rates to be repeated, where that is not everything."""
+        rates = {}
+        for name, (told_at, told) in self._rates_to_repeat[1].items():
+            passed_s = time.monotonic() - told_at
+            kinds = [_left(passed_s, rate) for rate in (told.requests, told.tokens)]
+            if any(rate is not None and rate.reset_s for rate in kinds):
+                rates[name] = RateLimits(*kinds)
+        return rates
 
     def _apply(self, reply: SyncReply) -> None:
         self._answered_at = time.monotonic()
+        told = {name: (self._answered_at, rates) for name, rates in reply.rate_limits.items()}
+        if reply.epoch == self.epoch:
+            self._rates_to_repeat = self.epoch, told
+        else:  # Another Admission: it is to hear all that the one before it told.
+            repeated = self._rates_to_repeat[1]
+            rest = {name: old for name, old in self._rate_limits.items() if name not in repeated}
+            self._rates_to_repeat = self.epoch, rest
+        self._rate_limits |= told
         self.epoch = reply.epoch
         self._virtual_times = reply.virtual_times
-        for tenant, rates in reply.rate_limits.items():
-            self._rate_limits[tenant] = (self._answered_at, rates)
         for request_id in reply.settled:
             self._endings.pop(request_id, None)
             self._returned.pop(request_id, None)
@@ -278,7 +315,9 @@ class AdmissionClient:
         if not waiting.granted.done():
             del self._waiting[grant.request_id]
             request = replace(waiting.request, max_tokens=grant.max_tokens)
-            self._leases[grant.request_id] = _Lease(request, grant.replica, waiting.asked_at)
+            self._leases[grant.request_id] = _Lease(
+                request, grant.replica, waiting.asked_at, waiting.gpu_s, waiting.gpu_s
+            )
             waiting.granted.set_result(grant)
 
 
@@ -288,5 +327,11 @@ def _after(passed_s: float, told: RateLimit | None, limit: int | None) -> RateLi
         return None
     if told is None or told.limit != limit:
         return RateLimit(limit, limit, 0.0)
-    reset_s = max(told.reset_s - passed_s, 0.0)
+    return _left(passed_s, told)
+
+
+def _left(passed_s: float, told: RateLimit | None) -> RateLimit | None:
+    if told is None:
+        return None
+    limit, reset_s = told.limit, max(told.reset_s - passed_s, 0.0)
     return RateLimit(limit, max(min(int(limit - reset_s * limit / 60), limit), 0), reset_s)

@@ -54,7 +54,7 @@ def build(config: AppConfig) -> Application:
         num_replicas=1,
         user_config=config.tenants_source.model_dump(mode="json"),
         **INTERNAL,
-    ).bind(config.fairness, config.prices, config.usage)
+    ).bind(config.fairness, config.prices, config.usage, config.gpu_dollars_per_hour)
     replicas = serve.deployment(
         Replica,
         num_replicas=config.replicas,

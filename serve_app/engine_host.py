@@ -61,6 +61,11 @@ class EngineHost:
         """What the engine said about itself."""
         return self._engine.ready
 
+    @property
+    def starting_s(self) -> float:
+        """How long the engine took until it was ready."""
+        return self._engine.starting_s
+
     async def close(self) -> None:
         """Stop the engine."""
         self._events.cancel()

@@ -37,6 +37,7 @@ class _Run:
     given: int = 0
     """Tokens of `token_ids` that the reader has."""
     cached_tokens: int = 0
+    gpu_s: float = 0.0
     finish_reason: FinishReason | None = None
     error: str = ""
 
@@ -51,6 +52,7 @@ class _Run:
             error=self.error,
             logprobs=tuple(self.logprobs[self.given :]),
             prompt_logprobs=() if self.given else self.prompt_logprobs,
+            gpu_s=self.gpu_s,
         )
         self.given = len(self.token_ids)
         return output
@@ -103,6 +105,7 @@ class Feed:
         run.logprobs += output.logprobs
         run.prompt_logprobs = run.prompt_logprobs or output.prompt_logprobs
         run.cached_tokens, run.error = output.cached_tokens, output.error
+        run.gpu_s = output.gpu_s
         self._owed[key] = None
         if output.finish_reason is not None:
             self._end(key, output.finish_reason)

@@ -125,7 +125,8 @@ class Fleet:
             async for output in outputs:
                 output_ids += output.token_ids
                 cached = min(output.cached_tokens, len(generation.prompt_ids))
-                self._admission.progress(request.request_id, len(output_ids), cached)
+                produced = len(output_ids)
+                self._admission.progress(request.request_id, produced, cached, output.gpu_s)
                 yield _delta(output, cached)
 
 

@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from router.ledger import Entry, Journal
+from router.ledger import Journal
 from router.store import Store
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,22 @@ MOST_KEPT = 1_000_000
 """Entries that wait for a store which takes nothing; the oldest are given up beyond."""
 
 
-class JournalWriter:
-    """Used from one event loop."""
+async def _nothing_more() -> None:
+    """The default of `JournalWriter`."""
 
-    def __init__(self, store: Store, take: Callable[[], Journal]) -> None:
-        self._store, self._take = store, take
-        self._entries: list[Entry] = []
-        self._refused: Counter[tuple[str, str]] = Counter()
+
+class JournalWriter:
+    """Used from one event loop. `written` is called while all that was taken is written down, and
+    nothing is written meanwhile."""
+
+    def __init__(
+        self,
+        store: Store,
+        take: Callable[[], Journal],
+        written: Callable[[], Awaitable[None]] = _nothing_more,
+    ) -> None:
+        self._store, self._take, self._written = store, take, written
+        self._unwritten = _nothing()
         self._writing = asyncio.Lock()
 
     async def run(self) -> None:
@@ -41,18 +50,23 @@ class JournalWriter:
     async def flush(self) -> None:
         """Write what there is when the call is made. Errors are logged."""
         async with self._writing:
-            entries, refused = self._take()
-            self._entries += entries
-            self._refused.update(refused)
-            if self._entries or self._refused:
-                await self._write()
+            taken, kept = self._take(), self._unwritten
+            kept.entries.extend(taken.entries)
+            kept.refused.update(taken.refused)
+            kept.gpu.update(taken.gpu)
+            await self._write(kept)
 
-    async def _write(self) -> None:
-        book = self._store.book
+    async def _write(self, kept: Journal) -> None:
         try:
-            await asyncio.to_thread(book, self._entries, self._refused, time.time())
+            if any(kept):
+                await asyncio.to_thread(self._store.book, kept, time.time())
+            await self._written()
         except Exception as error:
-            logger.error("usage cannot be written, %d entries wait: %r", len(self._entries), error)
-            del self._entries[:-MOST_KEPT]
+            logger.error("usage cannot be written, %d entries wait: %r", len(kept.entries), error)
+            del kept.entries[:-MOST_KEPT]
         else:
-            self._entries, self._refused = [], Counter()
+            self._unwritten = _nothing()
+
+
+def _nothing() -> Journal:
+    return Journal([], Counter(), {})

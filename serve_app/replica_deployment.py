@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Stats
-from router.messages import ReplicaReport
+from router.messages import GpuTime, ReplicaReport
 from serve_app import background
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
@@ -111,9 +111,21 @@ class Replica:
             slots=self._slots if self._routed and not self._host.failure else 0,
             kv_tokens=ready.num_blocks * ready.block_size,
             lookahead=self._lookahead,
+            gpu=_gpu_time(self._host.stats, self._host.starting_s),
         )
         try:
             with anyio.fail_after(CALL_TIMEOUT_S):
                 self._host.tell_backlog(await self._admission.report.remote(report))
         except Exception as error:
             logger.debug("Admission did not take the report: %r", error)
+
+
+def _gpu_time(stats: Stats, starting_s: float) -> GpuTime:
+    return GpuTime(
+        requests=stats.busy_s - stats.surplus_s,
+        surplus=stats.surplus_s,
+        bubble=stats.bubble_s,
+        starved=stats.starved_s,
+        spare=stats.spare_s,
+        starting=starting_s,
+    )

@@ -18,17 +18,18 @@ from typing import Any
 import anyio
 import msgspec
 
+from router.cost import UsageReport, usage_report
 from router.messages import ReplicaReport, Sync
 from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
 from router.router import Router
 from router.snapshot import Snapshot
-from router.store import SqliteStore, UsageRow
 from router.tenant import Tenants
 from serve_app import background
 from serve_app.admission_client import Hint, Notice
 from serve_app.journal import JournalWriter
 from serve_app.settings import TenantsSource, require_prices
+from serve_app.stores import open_store
 from serve_app.tenant_states import tenant_state
 
 logger = logging.getLogger(__name__)
@@ -48,10 +49,11 @@ class Admission:
         self,
         fairness: FairPolicy,
         prices: Mapping[str, Prices] | None = None,
-        usage: Path | None = None,
+        usage: Path | str | None = None,
+        gpu_dollars_per_hour: float | None = None,
     ) -> None:
         """Without tenants: Serve calls `reconfigure` before the first request. Without `usage`
-        nothing survives this process. Raises OSError or sqlite3.Error if it cannot be opened.
+        nothing survives this process; see `open_store`.
         """
         gc.set_threshold(100_000, 50, 100)  # Most of what lives here lives long.
         self._epoch = time.time_ns() // 1_000_000
@@ -60,7 +62,8 @@ class Admission:
         """Of what `watch` tells every ingress."""
         self._source: TenantsSource | None = None
         self._prices = dict(prices or {})
-        self._store = SqliteStore(usage or ":memory:")
+        self._store = open_store(usage)
+        self._gpu_dollars_per_hour = gpu_dollars_per_hour
         self._router = Router(
             self._tenants,
             epoch=self._epoch,
@@ -68,7 +71,7 @@ class Admission:
             prices=PriceList(self._prices),
             past=self._store,
         )
-        self._journal = JournalWriter(self._store, self._router.take_journal)
+        self._journal = JournalWriter(self._store, self._router.take_journal, self._learn_spending)
         self._writing = background.start(self._journal.run(), "journal")
         self._backlog = False
         self._stamp: tuple[int, int] | None = None
@@ -146,14 +149,22 @@ class Admission:
         states = self._router.snapshot().tenants
         return [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
 
-    async def usage(self, start: float, end: float, tenant: str | None) -> list[UsageRow]:
-        """See `Store.usage`; what ended last is in it."""
+    async def usage(self, start: float, end: float, tenant: str | None) -> UsageReport:
+        """See `usage_report`; what ended last is in it."""
         await self._journal.flush()
-        return await asyncio.to_thread(self._store.usage, start, end, tenant)
+        price = self._gpu_dollars_per_hour
+        return await asyncio.to_thread(usage_report, self._store, start, end, tenant, price)
 
     async def snapshot(self) -> Snapshot:
         """Counts of everything, for metrics and tests."""
         return self._router.snapshot()
+
+    async def _learn_spending(self) -> None:
+        """Of other clusters that count against the same budgets."""
+        if self._store.shared:
+            accounts = self._router.accounts()
+            spent = await asyncio.to_thread(self._store.spending, accounts)
+            self._router.learn_spending(dict(zip(accounts, spent, strict=True)))
 
     def _load(self) -> None:
         """Raises OSError or ValueError on tenants that cannot be used; nothing has changed then."""
@@ -161,8 +172,8 @@ class Admission:
         self._stamp = self._source.stamp()
         tenants = self._source.load()
         require_prices(tenants, self._prices)
-        self._tenants = tenants
         self._router.update_tenants(tenants)
+        self._tenants = tenants
         self._publish()
 
     def _reload_if_changed(self) -> None:

@@ -7,6 +7,7 @@ settings or the environment.
 from __future__ import annotations
 
 import hmac
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,6 +57,9 @@ class TenantsSource(BaseModel):
         return Tenants(tenants=self.tenants)
 
 
+RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://.")]
+
+
 class AppConfig(BaseModel):
     """All that a deployment of the server can be told."""
 
@@ -82,10 +86,19 @@ class AppConfig(BaseModel):
     api: Limits = Limits()
     prices: dict[str, Prices] = {}
     """By model name, in dollars per million tokens; what budgets are counted in."""
-    usage: Path | None = Path("usage.db")
-    """Where usage and spending are kept, an SQLite file; null keeps them in memory only."""
+    gpu_dollars_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What one replica's device costs us: `/admin/usage` then tells our own cost."""
+    usage: Annotated[RedisUrl | Path | None, Field(union_mode="left_to_right")] = Path("usage.db")
+    """Where usage and spending are kept: an SQLite file, or a Redis whose budgets several clusters
+    share; null keeps them in memory only."""
     admin_keys: list[Digest] = []
     """Digests of keys that may read `/admin/tenants` and `/admin/usage`."""
+
+    @model_validator(mode="after")
+    def _redis_is_installed(self) -> AppConfig:
+        if isinstance(self.usage, str) and importlib.util.find_spec("redis") is None:
+            raise ValueError("usage is a Redis: pip install 'fairstream[redis]'")
+        return self
 
     @model_validator(mode="after")
     def _prices_are_of_the_model(self) -> AppConfig:

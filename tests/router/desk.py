@@ -5,8 +5,10 @@ from __future__ import annotations
 from router.ledger import Past
 from router.messages import (
     Ending,
+    GpuTime,
     LeaseInfo,
     Outcome,
+    RateLimits,
     ReplicaReport,
     RequestInfo,
     Sync,
@@ -49,8 +51,8 @@ class Desk:
         if slots:
             self.report(slots)
 
-    def report(self, slots: int, replica: str = "r") -> None:
-        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000))
+    def report(self, slots: int, replica: str = "r", gpu: GpuTime | None = None) -> None:
+        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu))
 
     def sync(
         self,
@@ -60,10 +62,22 @@ class Desk:
         ingress: str = "i",
         epoch: int = EPOCH,
         virtual_times: dict[str, float] | None = None,
+        rates: dict[str, RateLimits] | None = None,
+        rates_epoch: int | None = None,
     ) -> SyncReply:
         self.sequence += 1
         return self.router.sync(
-            Sync(ingress, self.sequence, epoch, waiting, leases, endings, virtual_times or {})
+            Sync(
+                ingress=ingress,
+                sequence=self.sequence,
+                epoch=epoch,
+                waiting=waiting,
+                leases=leases,
+                endings=endings,
+                virtual_times=virtual_times or {},
+                rates=rates or {},
+                rates_epoch=epoch if rates_epoch is None else rates_epoch,
+            )
         )
 
     def snapshot(self) -> Snapshot:

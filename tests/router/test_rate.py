@@ -31,6 +31,16 @@ def test_a_new_limit_keeps_what_was_used():
     assert bucket.level(0.0) == -20
 
 
+def test_what_was_used_elsewhere_is_not_there_and_what_was_used_here_stays_used():
+    bucket = Bucket(60, now=0.0)
+    bucket.lower(60, reset_s=90.0, now=0.0)
+    assert bucket.level(0.0) == -30
+    bucket.lower(60, reset_s=10.0, now=0.0)
+    assert bucket.level(0.0) == -30
+    bucket.lower(120, reset_s=60.0, now=0.0)
+    assert bucket.level(0.0) == -60
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.floats(0, 20)), max_size=20),
     st.integers(1, 30),

@@ -162,6 +162,19 @@ def test_a_restarted_router_charges_nothing_twice():
     assert desk.snapshot().tenants["a"].spent_micro_dollars == {"1970-01-01": 500}
 
 
+def test_what_other_routers_spent_counts_with_what_is_not_written_yet():
+    desk = Desk(slots=2, a={"daily_budget": 1.0})
+    desk.sync(endings=(ending(info("x"), produced=50),))
+    desk.router.take_journal()
+    desk.sync(endings=(ending(info("y"), produced=50),))
+    [account] = desk.router.accounts()
+    desk.router.learn_spending({account: 1_000})
+    assert desk.snapshot().tenants["a"].spent_micro_dollars == {account[1]: 1_200}
+    desk.router.learn_spending({account: 0})
+    assert desk.snapshot().tenants["a"].spent_micro_dollars == {account[1]: 1_200}
+    desk.router.learn_spending({("a", "1969-01-01"): 7})
+
+
 def test_a_restarted_router_holds_for_what_runs():
     desk = Desk(slots=1, a={"daily_budget": 1.0})
     desk.sync(leases=(LeaseInfo(info(), "r", 7),), epoch=EPOCH - 1)

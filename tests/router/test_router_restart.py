@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from router.messages import (
-    LeaseInfo,
-    Outcome,
-)
+from router.messages import LeaseInfo, Outcome, RateLimit, RateLimits
 from tests.router.desk import EPOCH, Desk, ending, ids, info, infos, refused
 
 
@@ -68,3 +65,49 @@ def test_work_that_an_ingress_started_by_itself_is_charged_in_full():
     desk.sync(info("x"), endings=(ending(info("unheard-of"), produced=1),))
     usage = desk.snapshot().usage["a"]
     assert (usage.prompt_tokens, usage.output_tokens) == (300, 5)
+
+
+LIMITED = {"requests_per_minute": 60, "tokens_per_minute": 6_000}
+TOLD = RateLimits(RateLimit(60, 20, reset_s=40.0), RateLimit(6_000, 2_000, reset_s=40.0))
+"""Of the last minute 40 requests and 4,000 tokens are used, what runs included."""
+
+
+def left(desk: Desk) -> tuple[int, int]:
+    rates = desk.sync(info("asks")).rate_limits["a"]
+    assert rates.requests is not None
+    assert rates.tokens is not None
+    return rates.requests.remaining, rates.tokens.remaining
+
+
+def test_a_restarted_router_forgives_nothing_of_the_last_minute():
+    """And does not count again what runs: its lease is in what was told. It ends with 42 of the
+    150 tokens held for it unused."""
+    desk = Desk(slots=2, a=LIMITED)
+    lease = LeaseInfo(info("x"), "r", produced=8)
+    desk.sync(leases=(lease,), epoch=3, rates={"a": TOLD})
+    assert left(desk) == (19, 2_000 - 150 + 42)
+
+
+def test_what_ends_later_gives_back_what_it_did_not_use():
+    desk = Desk(slots=2, a=LIMITED)
+    desk.sync(endings=(ending(info("x"), produced=10),), epoch=3, rates={"a": TOLD})
+    assert left(desk) == (19, 2_000 + 40 - 150)
+
+
+def test_rates_of_this_epoch_are_its_own_and_not_learnt():
+    desk = Desk(slots=2, a=LIMITED)
+    desk.sync(rates={"a": TOLD, "nobody": TOLD}, rates_epoch=EPOCH)
+    assert left(desk) == (59, 6_000 - 150)
+
+
+def test_rates_that_come_late_or_from_several_ingresses_count_once():
+    desk = Desk(slots=2, a=LIMITED)
+    for name in ("i", "j", "i"):
+        desk.sync(ingress=name, rates={"a": TOLD, "nobody": TOLD}, rates_epoch=3)
+    assert left(desk) == (19, 2_000 - 150)
+
+
+def test_a_tenant_without_limits_learns_none():
+    desk = Desk(slots=2, a={})
+    desk.sync(rates={"a": TOLD}, rates_epoch=3)
+    assert desk.sync(info()).rate_limits["a"] == RateLimits()

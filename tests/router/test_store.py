@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.ledger import Entry, Past, Used
-from router.messages import Outcome
-from router.store import HOUR_S, KEPT_S, SqliteStore, Store
+from router.ledger import Entry, Journal, Past, Used
+from router.messages import GpuTime, Outcome
+from router.store import HOUR_S, KEPT_S, SUMS, SqliteStore, Store
 
 NOW = 100 * HOUR_S + 7.0
 WINDOWS = ("1970-01-05", "1970-01")
@@ -26,8 +29,17 @@ def entry(request_id: str = "x", tenant: str = "a", micro: int = 30, **fields: o
         "used": Used(10, 4, 5),
         "slo_met": True,
         "windows": WINDOWS,
+        "gpu_s": 2.0,
     } | fields
     return Entry(request_id=request_id, tenant=tenant, micro_dollars=micro, **values)
+
+
+def journal(
+    *entries: Entry,
+    refused: dict[tuple[str, str], int] | None = None,
+    gpu: dict[str, GpuTime] | None = None,
+) -> Journal:
+    return Journal(list(entries), Counter(refused or {}), gpu or {})
 
 
 @pytest.fixture
@@ -42,8 +54,12 @@ def test_it_is_what_the_router_asks_for(store):
 
 
 def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
-    store.book([entry("1"), entry("2", outcome=Outcome.CANCELLED, slo_met=False)], {}, NOW)
-    store.book([entry("3", "b"), entry("4", model="n")], {("a", "m"): 7}, NOW + HOUR_S)
+    store.book(
+        journal(entry("1"), entry("2", outcome=Outcome.CANCELLED, slo_met=False, gpu_s=0.5)), NOW
+    )
+    store.book(
+        journal(entry("3", "b"), entry("4", model="n"), refused={("a", "m"): 7}), NOW + HOUR_S
+    )
     rows = {(row.hour, row.tenant, row.model): row.sums for row in store.usage(0, 1e9)}
     first = rows[100 * HOUR_S, "a", "m"]
     assert first == {
@@ -56,6 +72,9 @@ def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
         "cancelled": 1,
         "failed": 0,
         "refused": 0,
+        "gpu_us_succeeded": 2_000_000,
+        "gpu_us_cancelled": 500_000,
+        "gpu_us_failed": 0,
     }
     assert rows[101 * HOUR_S, "a", "m"]["refused"] == 7
     assert rows[101 * HOUR_S, "b", "m"]["succeeded"] == 1
@@ -66,7 +85,7 @@ def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
 
 def test_a_request_is_booked_once_however_often_it_is_told(store):
     for _ in range(3):
-        store.book([entry("x"), entry("x", micro=99)], {}, NOW)
+        store.book(journal(entry("x"), entry("x", micro=99)), NOW)
     assert store.spent("a", WINDOWS[0]) == store.spent("a", WINDOWS[1]) == 30
     assert [row.sums["succeeded"] for row in store.usage(0, 1e9)] == [1]
     assert store.is_booked("x")
@@ -75,15 +94,15 @@ def test_a_request_is_booked_once_however_often_it_is_told(store):
 
 
 def test_ids_are_forgotten_after_a_day_and_money_is_not(store):
-    store.book([entry("old")], {}, NOW)
-    store.book([entry("new")], {}, NOW + KEPT_S + 1)
+    store.book(journal(entry("old")), NOW)
+    store.book(journal(entry("new")), NOW + KEPT_S + 1)
     assert not store.is_booked("old")
     assert store.is_booked("new")
     assert store.spent("a", WINDOWS[0]) == 60
 
 
 def test_it_is_all_there_when_the_file_is_opened_again(store, tmp_path):
-    store.book([entry("x")], {}, NOW)
+    store.book(journal(entry("x")), NOW)
     store.close()
     again = SqliteStore(tmp_path / "new" / "usage.db")
     assert again.is_booked("x")
@@ -93,17 +112,52 @@ def test_it_is_all_there_when_the_file_is_opened_again(store, tmp_path):
 
 def test_a_batch_that_fails_changes_nothing(store):
     with pytest.raises(AttributeError):
-        store.book([entry("x"), entry("y", outcome=None)], {}, NOW)
+        store.book(journal(entry("x"), entry("y", outcome=None)), NOW)
     assert not store.is_booked("x")
-    store.book([entry("x")], {}, NOW)
+    store.book(journal(entry("x")), NOW)
     assert store.spent("a", WINDOWS[0]) == 30
+
+
+def test_a_file_of_an_earlier_version_gets_the_columns_that_it_lacks(tmp_path):
+    path = tmp_path / "usage.db"
+    old = [name for name in SUMS if not name.startswith("gpu_us")]
+    db = sqlite3.connect(path)
+    columns = ", ".join(f"{name} INTEGER NOT NULL" for name in old)
+    db.execute(
+        f"CREATE TABLE usage (hour INTEGER, tenant TEXT, model TEXT, {columns}, "
+        "PRIMARY KEY (hour, tenant, model)) WITHOUT ROWID"
+    )
+    db.execute(
+        f"INSERT INTO usage VALUES ({100 * HOUR_S}, 'a', 'm', {', '.join('1' for _ in old)})"
+    )
+    db.commit()
+    db.close()
+    store = SqliteStore(path)
+    store.book(journal(entry("x")), NOW)
+    [row] = store.usage(0, 1e9)
+    assert (row.sums["succeeded"], row.sums["gpu_us_succeeded"]) == (2, 2_000_000)
+
+
+def test_time_of_gpus_is_that_between_the_ends_of_a_span(store):
+    """A replica tells what it has come to since it started, again and again."""
+    first = GpuTime(requests=10.0, surplus=1.0, bubble=0.5, starved=0.25, spare=3.0, starting=20.0)
+    later = GpuTime(requests=50.0, surplus=2.0, bubble=0.5, starved=0.75, spare=3.0, starting=20.0)
+    store.book(journal(gpu={"r": first, "q": first}), NOW)
+    store.book(journal(gpu={"r": later}), NOW + 2 * HOUR_S)
+    for late in (first, later):
+        store.book(journal(gpu={"r": late}), NOW + 2 * HOUR_S)
+    hour = 100 * HOUR_S
+    assert store.gpu(0, hour) == GpuTime()
+    assert astuple(store.gpu(hour, hour + HOUR_S)) == tuple(2 * one for one in astuple(first))
+    assert store.gpu(hour + HOUR_S, hour + 2 * HOUR_S) == GpuTime()
+    assert store.gpu(hour + HOUR_S, 1e9) == GpuTime(requests=40.0, surplus=1.0, starved=0.5)
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=5), max_size=8))
 def test_totals_are_those_of_distinct_requests(batches):
     store = SqliteStore(":memory:")
     for batch in batches:
-        store.book([entry(name) for name in batch], {}, NOW)
+        store.book(journal(*(entry(name) for name in batch)), NOW)
     distinct = {name for batch in batches for name in batch}
     assert store.spent("a", WINDOWS[0]) == 30 * len(distinct)
     assert sum(row.sums["succeeded"] for row in store.usage(0, 1e9)) == len(distinct)
@@ -113,11 +167,11 @@ def test_totals_are_those_of_distinct_requests(batches):
 WRITER = """
 import sys
 from itertools import count
-from tests.router.test_store import NOW, entry
+from tests.router.test_store import NOW, entry, journal
 from router.store import SqliteStore
 store = SqliteStore(sys.argv[1])
 for number in count(int(sys.argv[2])):
-    store.book([entry(f"{number}-{i}") for i in range(10)], {}, NOW)
+    store.book(journal(*(entry(f"{number}-{i}") for i in range(10))), NOW)
     print(number, flush=True)
 """
 

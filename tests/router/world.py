@@ -11,6 +11,7 @@ from router.messages import (
     Grant,
     LeaseInfo,
     Outcome,
+    RateLimits,
     ReplicaReport,
     RequestInfo,
     Sync,
@@ -66,6 +67,7 @@ class Ingress:
     leases: dict[str, LeaseInfo] = field(default_factory=dict)
     endings: dict[str, Ending] = field(default_factory=dict)
     virtual_times: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, RateLimits] = field(default_factory=dict)
 
     def next_sync(self) -> Sync:
         self.sequence += 1
@@ -77,6 +79,8 @@ class Ingress:
             leases=tuple(self.leases.values()),
             endings=tuple(self.endings.values()),
             virtual_times=dict(self.virtual_times),
+            rates=dict(self.rates),
+            rates_epoch=self.epoch,
         )
 
 
@@ -174,6 +178,7 @@ class World:
     def hear(self, ingress: Ingress, reply: SyncReply) -> None:
         ingress.epoch = reply.epoch
         ingress.virtual_times = dict(reply.virtual_times)
+        ingress.rates = dict(reply.rate_limits)
         for request_id in reply.settled:
             ingress.endings.pop(request_id, None)
         for refusal in reply.refusals:

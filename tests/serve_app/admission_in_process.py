@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from router.messages import ReplicaReport, Sync, SyncReply
+from router.messages import GpuTime, ReplicaReport, Sync, SyncReply
 from router.pricing import PriceList
 from router.router import Router
 from router.tenant import Tenant, Tenants
@@ -44,8 +44,8 @@ class AdmissionInProcess:
         """A new process knows nothing but the tenants."""
         self.router = self._new_router(self.router.epoch + 1)
 
-    def offer(self, replica: str, slots: int) -> None:
-        self.router.report(ReplicaReport(replica=replica, slots=slots, kv_tokens=100_000))
+    def offer(self, replica: str, slots: int, gpu: GpuTime | None = None) -> None:
+        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu))
         self._news.set()
 
     async def sync(self, sync: Sync) -> SyncReply:

@@ -13,8 +13,10 @@ from typing import Any
 import httpx
 import uvicorn
 
+from router.cost import UsageReport, usage_report
+from router.messages import GpuTime
 from router.pricing import PriceList, Prices
-from router.store import SqliteStore, UsageRow
+from router.store import SqliteStore
 from router.tenant import Tenant, Tenants, digest
 from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient
@@ -32,6 +34,10 @@ PRICES = PriceList({"text": Prices(prompt=1.0, cached=0.5, output=2.0)})
 """Micro-dollars per token."""
 ADMIN_KEY = "sk-admin"
 SLOTS = 8
+GPU_DOLLARS_PER_HOUR = 3.6
+"""A thousandth of a dollar a second."""
+GPU = GpuTime(requests=6.0, surplus=1.0, bubble=0.5, starved=0.25, spare=12.0, starting=20.25)
+"""What the one replica says of itself."""
 
 
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
@@ -96,9 +102,9 @@ async def metered_site(
         known = admission.router.snapshot().tenants
         return [tenant_state(tenant, known.get(tenant.id)) for tenant in configured.tenants]
 
-    async def usage(start: float, end: float, tenant: str | None) -> list[UsageRow]:
-        store.book(*admission.router.take_journal(), now=1_800_000_000.0)
-        return store.usage(start, end, tenant)
+    async def usage(start: float, end: float, tenant: str | None) -> UsageReport:
+        store.book(admission.router.take_journal(), 1_800_000_000.0)
+        return usage_report(store, start, end, tenant, GPU_DOLLARS_PER_HOUR)
 
     app.add_middleware(AdminApi, is_admin=lambda key: key == ADMIN_KEY, tenants=states, usage=usage)
     with socket.socket() as listener:
@@ -107,7 +113,7 @@ async def metered_site(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         client.start()
         await transport.start("r", step_s)
-        admission.offer("r", SLOTS)
+        admission.offer("r", SLOTS, GPU)
         streams.connect("r")
         offering = asyncio.create_task(_keep_offering(admission))
         await until(lambda: server.started and streams.ready)
@@ -130,4 +136,4 @@ async def _keep_offering(admission: AdmissionInProcess) -> None:
     while True:
         await asyncio.sleep(0.2)
         admission.router.expire()
-        admission.offer("r", SLOTS)
+        admission.offer("r", SLOTS, GPU)

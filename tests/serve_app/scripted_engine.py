@@ -14,6 +14,9 @@ from replica.messages import Abort, Command, FinishReason, Output, Ready, Stats,
 
 Key = tuple[str, int]
 
+STEP_GPU_S = 0.25
+"""What each token takes of the device's time, by the script."""
+
 
 def token(request_id: str, position: int) -> int:
     return (sum(request_id.encode()) + position) % 200
@@ -38,6 +41,7 @@ class ScriptedEngine(EngineClient):
             num_blocks=config.num_blocks,
             load_s=0.0,
         )
+        self.starting_s = 0.0
         self.running: dict[Key, tuple[Submit, int]] = {}
         self.known: set[Key] = set()
         self.commands: list[Command] = []
@@ -102,7 +106,9 @@ class ScriptedEngine(EngineClient):
                 continue
             last = position + 1 >= submit.sampling.max_tokens
             reason: FinishReason | None = "length" if last else None
-            outputs.append(Output(*key, position, (token(key[0], position),), reason))
+            bill = STEP_GPU_S * (position + 1 - len(submit.prior_output_ids))
+            ids = (token(key[0], position),)
+            outputs.append(Output(*key, position, ids, reason, gpu_s=bill))
             self.running[key] = (submit, position + 1)
             if last:
                 del self.running[key]

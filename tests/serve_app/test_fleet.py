@@ -18,7 +18,7 @@ from serve_app.backend import EngineFailure, Enough, Generation, Refused, Unavai
 from serve_app.fleet import Fleet
 from serve_app.step_streams import StepStreams
 from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
-from tests.serve_app.scripted_engine import tokens
+from tests.serve_app.scripted_engine import STEP_GPU_S, tokens
 from tests.serve_app.transport import Transport
 
 SLOTS = 3
@@ -195,6 +195,7 @@ async def test_a_request_that_sent_something_goes_on_elsewhere_without_a_gap(
     usage = world.admission.router.snapshot().usage["acme"]
     assert usage.outcomes[Outcome.SUCCEEDED] == 1
     assert (usage.prompt_tokens, usage.output_tokens) == (3, 200)
+    assert usage.gpu_s == 200 * STEP_GPU_S
 
 
 async def test_a_request_that_brings_engines_down_is_not_tried_for_ever(world: World) -> None:

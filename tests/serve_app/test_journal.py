@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from router.ledger import Entry, Journal, Used
-from router.messages import Outcome
+from router.messages import GpuTime, Outcome
 from router.store import SqliteStore
 from serve_app.journal import JournalWriter
 
@@ -22,9 +22,10 @@ class Router:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.refused: Counter[tuple[str, str]] = Counter()
+        self.gpu = {"r": GpuTime(requests=1.0)}
 
     def take_journal(self) -> Journal:
-        journal = Journal(self.entries, self.refused)
+        journal = Journal(self.entries, self.refused, dict(self.gpu))
         self.entries, self.refused = [], Counter()
         return journal
 
@@ -57,3 +58,4 @@ async def test_what_cannot_be_written_is_written_later_and_once(
     [row] = store.usage(0, 1e12)
     assert (row.sums["succeeded"], row.sums["refused"]) == (3, 2)
     assert store.spent("a", "2026") == 15
+    assert store.gpu(0, 1e12).requests == 1.0

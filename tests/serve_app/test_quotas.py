@@ -70,6 +70,25 @@ async def test_a_default_limit_above_the_cap_is_no_reason_to_refuse() -> None:
         assert 100 - used - 6 <= remaining <= 100 - used - 6 + 5
 
 
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 3}, {"tokens_per_minute": 75}])
+async def test_a_restarted_admission_does_not_forgive_the_last_minute(
+    limits: dict[str, int],
+) -> None:
+    """Nor once the tenant has been silent meanwhile, and is not in the last reply."""
+    async with metered_site(a=limits, b={}) as site:
+        for _ in range(3):
+            assert (await site.ask(max_tokens=20)).status_code == 200
+            await site.settled()
+        await site.ask("b", max_tokens=1)
+        await site.settled()
+        for _ in range(2):
+            site.admission.restart()
+            await until(lambda: site.client.epoch == site.admission.router.epoch)
+            count = len(site.admission.syncs)
+            await until(lambda count=count: len(site.admission.syncs) > count + 1)
+            error_of(await site.ask(max_tokens=20), 429, "rate_limit_exceeded")
+
+
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 30}, {"tokens_per_minute": 750}])
 async def test_who_waits_as_long_as_told_is_served(limits: dict[str, int]) -> None:
     """C40: every limit says when to come back; the header for resets agrees."""
@@ -254,15 +273,34 @@ async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> No
             assert list(tenants.json()["data"][0]["spent"].values()) == [25e-6]
             assert "sha256" not in tenants.text
             span = {"from": "2027-01-01", "to": "2028-01-01T00:00:00Z"}
-            usage = (await client.get("/admin/usage", params=span)).json()["data"]
+            told = (await client.get("/admin/usage", params=span)).json()
+            usage, cost = told["data"], told["cost"]
             assert [(row["tenant"], row["output_tokens"]) for row in usage] == [
                 ("a", 10),
                 ("b", 10),
             ]
+            assert [(row["gpu_seconds"], row["gpu_dollars"]) for row in usage] == [
+                (2.5, pytest.approx(0.0025)),
+                (2.5, pytest.approx(0.0025)),
+            ]
+            assert cost["gpu_seconds"] == {
+                "succeeded": 5.0,
+                "cancelled": 0.0,
+                "failed": 0.0,
+                "open": 1.0,
+                "surplus": 1.0,
+                "bubble": 0.5,
+                "starved": 0.25,
+                "spare": 12.0,
+                "starting": 20.25,
+            }
+            assert cost["gpu_dollars"] == pytest.approx(0.040)
+            assert cost["good_responses"] == 2
+            assert cost["gpu_dollars_per_good_response"] == pytest.approx(0.020)
             table = await client.get("/admin/usage", params=span | {"tenant": "a", "format": "csv"})
             head, row = table.text.splitlines()
             assert head.startswith("hour,tenant,model,prompt_tokens")
-            assert row.endswith("2.5e-05")
+            assert row.split(",")[-3:-1] == ["2.5e-05", "2.5"]
             assert (await client.get("/admin/usage?from=soon")).status_code == 400
             assert (await client.get("/admin/usage?from=1e400")).status_code == 400
             assert (await client.get("/admin/usage?format=xml")).status_code == 400

@@ -8,12 +8,40 @@ from pydantic import ValidationError
 
 from router.pricing import Prices
 from router.tenant import Tenant, Tenants, digest
+from serve_app import settings
 from serve_app.settings import AppConfig, TenantsSource, require_prices
 
 
 def config(**options: Any) -> AppConfig:
-    settings = {"model_name": "m", "engine": {"model": "some/model"}, "tenants": []}
-    return AppConfig.model_validate(settings | options)
+    least = {"model_name": "m", "engine": {"model": "some/model"}, "tenants": []}
+    return AppConfig.model_validate(least | options)
+
+
+@pytest.mark.parametrize(
+    ("usage", "kept_in"),
+    [
+        ("usage.db", Path("usage.db")),
+        (None, None),
+        ("redis://:secret@host:6379/1", "redis://:secret@host:6379/1"),
+        ("unix:///run/redis", "unix:///run/redis"),
+    ],
+)
+def test_usage_is_kept_in_a_file_or_in_a_redis(usage: str | None, kept_in: object) -> None:
+    assert config(usage=usage).usage == kept_in
+
+
+def test_a_redis_without_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValidationError, match=r"pip install 'fairstream\[redis\]'") as caught:
+        config(usage="redis://:secret@host")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_price_of_a_gpu_is_an_amount_of_money() -> None:
+    assert config(gpu_dollars_per_hour=2).gpu_dollars_per_hour == 2.0
+    for price in (-1, float("nan"), float("inf"), "much"):
+        with pytest.raises(ValidationError, match="gpu_dollars_per_hour"):
+            config(gpu_dollars_per_hour=price)
 
 
 def test_what_is_left_out_has_a_default() -> None:

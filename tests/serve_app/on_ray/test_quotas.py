@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from router.tenant import digest
-from tests.serve_app.on_ray.site import ADMIN_KEY, KEY, Site, actors, complete, kill, until
+from tests.serve_app.on_ray.site import (
+    ADMIN_KEY,
+    KEY,
+    Site,
+    actors,
+    complete,
+    kill,
+    until,
+)
 
 TENANT = "tenants: [{{id: acme, keys: ['{digest}'], requests_per_minute: {rate}}}]"
 
@@ -48,6 +59,30 @@ async def test_usage_survives_the_death_of_admission_and_is_counted_once(site: S
         await complete(client, "and on it goes", 16)
     await until(site.at_rest)
     assert (await usage(site))["succeeded"] == after["succeeded"] + 1
+
+
+async def gpu_seconds(site: Site) -> dict[str, float]:
+    """Of the whole last day, by outcome."""
+    async with site.http(ADMIN_KEY) as client:
+        told = (await client.get("/admin/usage")).json()["cost"]["gpu_seconds"]
+    return {name: float(seconds) for name, seconds in told.items()}
+
+
+async def test_every_second_of_every_engine_is_accounted_for(site: Site) -> None:
+    """The last report of an engine may be two seconds old."""
+    before, began = await gpu_seconds(site), time.monotonic()
+    async with site.openai() as client:
+        await asyncio.gather(*(complete(client, f"cost {n}", 16) for n in range(8)))
+    await until(site.at_rest)
+    await asyncio.sleep(4.0)
+    after, passed_s = await gpu_seconds(site), time.monotonic() - began
+    replicas = len((await site.snapshot()).replicas)
+    growth = sum(after.values()) - sum(before.values())
+    assert growth == pytest.approx(replicas * passed_s, abs=replicas * 2.0)
+    assert after["succeeded"] > before["succeeded"]
+    assert after["open"] == pytest.approx(before["open"], abs=0.5)
+    assert after["spare"] > before["spare"]
+    assert after["starting"] >= 0.1 * replicas
 
 
 async def test_a_changed_file_of_tenants_is_taken_over_and_a_bad_one_is_not(

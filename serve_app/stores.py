@@ -1,0 +1,19 @@
+"""Where usage is kept: the `Store` that the settings name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from router.store import SqliteStore, Store
+
+
+def open_store(usage: Path | str | None) -> Store:
+    """A path is a file of SQLite's, a string the URL of a Redis, None memory alone. Raises OSError
+    or sqlite3.Error for a file that cannot be opened, ValueError for what is no such URL, and
+    ImportError where the client of Redis is not installed. A Redis need not be up yet.
+    """
+    if isinstance(usage, str):
+        from serve_app.redis_store import RedisStore  # an optional dependency
+
+        return RedisStore(usage)
+    return SqliteStore(usage or ":memory:")
