@@ -13,6 +13,8 @@ import msgspec
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
+TOO_COMPLEX = "its grammar became too complex to follow"
+"""The error of a sequence that ended because of what its client asked for."""
 MAX_LOGPROBS = 20
 """Most alternatives that are told of a token."""
 MAX_BIASES = 300

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from replica.messages import TOO_COMPLEX
 from router.messages import RefusalKind
 from serve_app.backend import EngineFailure, Refused, Unavailable
 
@@ -128,10 +129,17 @@ def from_exception(error: Exception) -> ApiError:
         case HTTPException():
             return _from_routing(error)
         case EngineFailure():
-            logger.error("a sequence was lost: %s", error)
-            return ApiError(500, "The engine failed while it generated.", code="engine_failure")
+            return _from_loss(error)
     logger.error("a request failed", exc_info=error)
     return ApiError(500, "The server failed while it processed the request.", code="server_error")
+
+
+def _from_loss(error: EngineFailure) -> ApiError:
+    """A sequence that ended early: mostly not by what its client asked for."""
+    if str(error) == TOO_COMPLEX:
+        return invalid("The grammar became too complex to follow.", code="grammar_too_complex")
+    logger.error("a sequence was lost: %s", error)
+    return ApiError(500, "The engine failed while it generated.", code="engine_failure")
 
 
 def _from_routing(error: HTTPException) -> ApiError:

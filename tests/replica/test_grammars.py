@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher
 
 from replica.grammars import Grammars
-from replica.messages import Abort, Submit
+from replica.messages import TOO_COMPLEX, Abort, Submit
 from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
 from tests.oracle import decoder_runner, prompts
 from tests.races import race_bench
@@ -169,6 +169,8 @@ def test_a_grammar_that_fails_ends_its_sequence_alone(runner, grammars, asked, e
     bad = submit("bad", max_tokens=9, grammar=LLMatcher.grammar_from_regex("(("))
     outputs = engine.run(bad, *asked[:6])
     assert engine.endings()["bad"] == "error"
+    (reason,) = (output.error for output in engine.reported if output.finish_reason == "error")
+    assert reason == TOO_COMPLEX
     assert outputs.pop("bad") == []
     assert outputs == {request.request_id: expected[request.request_id] for request in asked[:6]}
     engine.close()

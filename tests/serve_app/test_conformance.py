@@ -286,6 +286,14 @@ def test_guided_output(client: openai.OpenAI, fields: dict[str, Any], pattern: s
         assert choice.finish_reason == "stop"
 
 
+def test_a_grammar_that_grows_too_complex_is_the_clients_fault(client: openai.OpenAI) -> None:
+    """It can be compiled; where it leads shows while the answer is generated."""
+    body = {"prompt": "Once upon", "max_tokens": 24, "guided_regex": "(a{1000}){1000}"}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=NAME, **arguments(body))
+    assert caught.value.code == "grammar_too_complex"
+
+
 def test_any_object_is_json(client: openai.OpenAI) -> None:
     """A random model says anything: what it said until the limit begins an object."""
     answer = client.chat.completions.create(

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
+from replica.messages import TOO_COMPLEX
 from serve_app.backend import EngineFailure, Refused, Unavailable
 from serve_app.errors import ApiError, from_exception, from_validation, invalid, retry_after
 from serve_app.protocol import ChatRequest
@@ -35,6 +36,7 @@ def test_no_body_is_larger_than_4_kilobytes(character: str) -> None:
         (Refused("slow down", 0.2), 429, "rate_limit_error"),
         (Unavailable(0.2), 503, "server_error"),
         (EngineFailure("CUDA"), 500, "server_error"),
+        (EngineFailure(TOO_COMPLEX), 400, "invalid_request_error"),
         (KeyError("secret"), 500, "server_error"),
     ],
 )
