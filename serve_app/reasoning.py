@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from serve_app.tool_calls import overlap
+from serve_app.stop_strings import overlap
 
 
 @dataclass(frozen=True)

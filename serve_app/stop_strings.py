@@ -65,3 +65,9 @@ def _borders(string: str) -> list[int]:
             border = borders[border - 1]
         borders.append(border + (string[border] == character))
     return borders
+
+
+def overlap(text: str, mark: str) -> int:
+    """Length of the longest end of the text that begins the mark."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

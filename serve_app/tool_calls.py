@@ -17,6 +17,8 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from serve_app.stop_strings import overlap
+
 MARK = "<tool_call>"
 HEAD = '\n{"name": "'
 MIDDLE = '", "arguments": '
@@ -96,9 +98,3 @@ class ToolCallReader:
             self._buffer, self._reading = rest, "arguments"
             self.calls += 1
             yield CallDelta(self.calls - 1, f"call_{uuid.uuid4().hex}", name[len(HEAD) :], "")
-
-
-def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that begins the mark."""
-    longest = min(len(text), len(mark) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 
 from replica.block_manager import BlockManager
 from replica.io_slot import IOSlot
+from replica.messages import Abort, Submit
 from replica.runner import DecoderRunner
 from replica.sampler import Sampler
 from replica.stream import HostDevice, HostEvent, HostStream, Stream
@@ -102,6 +103,26 @@ def race_bench(runner: DecoderRunner, seed: int, context: int, **options: Any) -
     for lane in pipeline._lanes:
         lane.slot.poison()
     return engine
+
+
+def arrivals_and_cancels(
+    engine: Bench,
+    rng: random.Random,
+    asked: Collection[Submit],
+    expected: Mapping[str, list[int]],
+    count: int,
+) -> None:
+    """Send `count` of the requests at random moments and cancel some: what comes of each is what
+    comes of it alone, up to its end."""
+    submits = list(asked)
+    for request in rng.sample(submits, count):
+        engine.send(request)
+        if rng.random() < 0.3:
+            engine.send(Abort(request_id=rng.choice(submits).request_id))
+        engine.step(rng.randrange(4))
+    for name, ids in engine.run().items():
+        assert ids == expected[name][: len(ids)]
+        assert len(ids) == len(expected[name]) or engine.endings()[name] == "abort"
 
 
 # Plants: each takes one safeguard away.

@@ -135,11 +135,6 @@ def _merge(
     tl.store(out + place * HEAD_DIM + d, merged.to(out.dtype.element_ty), in_head)
 
 
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below."""
-    return 1 << max(0, number - 1).bit_length()
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
     """All that a kernel launch takes from the host: a function of query lengths alone."""
@@ -164,11 +159,11 @@ def launches(query_lens: Sequence[int], kv_heads: int, group: int, head_bytes: i
     small = head_bytes <= 256  # what leaves room for three stages of large tiles
     found = []
     if decodes:
-        splits = min(MAX_SPLITS, power_of_two(-(-PROGRAMS // (decodes * kv_heads))))
-        queries, keys = max(16, power_of_two(group)), 64 if small else 32
+        splits = min(MAX_SPLITS, triton.next_power_of_2(-(-PROGRAMS // (decodes * kv_heads))))
+        queries, keys = max(16, triton.next_power_of_2(group)), 64 if small else 32
         found.append(Launch(0, decodes, 1, queries, keys, splits, warps=2, stages=3))
     if decodes < len(query_lens):
-        queries = max(128 if small else 32, power_of_two(group))
+        queries = max(128 if small else 32, triton.next_power_of_2(group))
         tiles = -(-max(query_lens[decodes:]) // (queries // group))
         rows, (keys, warps, stages) = len(query_lens) - decodes, (64, 8, 3) if small else (32, 4, 2)
         found.append(Launch(decodes, rows, tiles, queries, keys, 1, warps, stages))
@@ -196,14 +191,14 @@ class TritonAttention:
         self._num_heads = num_heads
         self._kv_heads, self._head_dim = layers.shape[3], layers.shape[5]
         self._group = num_heads // self._kv_heads
-        self._head_bytes = power_of_two(self._head_dim) * layers.dtype.itemsize
+        self._head_bytes = triton.next_power_of_2(self._head_dim) * layers.dtype.itemsize
         self._dependent = launches_early(layers.device)
         self._constants = {
             "KV_HEADS": self._kv_heads,
             "HEAD_DIM": self._head_dim,
             "BLOCK_SIZE": cache.block_size,
             "GROUP": self._group,
-            "HEAD_WIDTH": max(16, power_of_two(self._head_dim)),
+            "HEAD_WIDTH": max(16, triton.next_power_of_2(self._head_dim)),
             "WINDOW": window or 0,
             "SOFT_CAP": soft_cap or 0.0,
             # Without "ieee", float32 would be multiplied as tf32.

@@ -110,7 +110,7 @@ def _top_p(
     BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Border of the best with p of the probability from `border` on."""
-    near = tl.maximum(top - 23.0 / scale, border)  # what is below has a share of 2^-23 at most
+    near = tl.maximum(top - 23.0 / scale, border)  # a token below weighs less than 2^-23
     total, close = _masses(row, vocab_size, border, near, top, scale, BLOCK)
     wanted = tl.maximum(p.to(tl.float64) * total, 1e-300)
     result = top
@@ -181,7 +181,7 @@ def _choose(
         tl.debug_barrier()
         scale = tl.minimum(1.4426950408889634 / temperature, 1e30)
         k, p = tl.load(numbers + TOP_K), tl.load(reals + TOP_P)
-        border = top * 0.0 + float("-inf")
+        border = tl.full([], float("-inf"), tl.float32)
         open_p = (p < 1).to(tl.int32)
         if (k > 0) & (k < vocab_size):
             border, whole, ordered = _top_k(

@@ -14,6 +14,7 @@ Annotations are evaluated here: Triton finds its compile-time constants by them.
 from dataclasses import dataclass
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -42,7 +43,8 @@ class Plan:
 
 def tile_tokens(tokens: int) -> int:
     """Tokens that a program computes, the rest is padding: 16, 32 or 64."""
-    return max(16, 1 << (tokens - 1).bit_length())
+    padded: int = triton.next_power_of_2(tokens)
+    return max(16, padded)
 
 
 def supported(weight: Tensor) -> bool:

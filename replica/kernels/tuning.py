@@ -115,7 +115,7 @@ def _time_ms(
         recording = recorder(work)
         found.extend(recorder.timed_ms(recording.replay) for _ in range(REPLAYS))
 
-    with contextlib.suppress(RuntimeError):
+    with contextlib.suppress(RuntimeError, triton.TritonError):
         device.stream("compute").run(measure)
     return min(found, default=float("inf"))
 

@@ -12,10 +12,10 @@ import pytest
 from llguidance import LLMatcher
 
 from replica.grammars import Grammars
-from replica.messages import TOO_COMPLEX, Abort, Submit
+from replica.messages import TOO_COMPLEX, Submit
 from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
 from tests.oracle import decoder_runner, prompts
-from tests.races import race_bench
+from tests.races import arrivals_and_cancels, race_bench
 from tests.reference import Reference
 from tests.script import Bench, ScriptRunner, submit
 
@@ -151,14 +151,7 @@ def test_races_arrivals_and_cancels_change_nothing(runner, grammars, asked, expe
         runner, seed, CONTEXT, grammars=grammars, block_size=BLOCK, max_rows=rng.choice([2, 5]),
         kv_tokens=rng.choice([CONTEXT + 8, BLOCKS * BLOCK]), max_step_tokens=rng.choice([16, 200]),
     )  # fmt: skip
-    for request in rng.sample(asked, 12):
-        engine.send(request)
-        if rng.random() < 0.3:
-            engine.send(Abort(request_id=rng.choice(asked).request_id))
-        engine.step(rng.randrange(4))
-    for name, ids in engine.run().items():
-        assert ids == expected[name][: len(ids)]
-        assert len(ids) == len(expected[name]) or engine.endings()[name] == "abort"
+    arrivals_and_cancels(engine, rng, asked, expected, 12)
     engine.close()
 
 

@@ -5,7 +5,6 @@ import logging
 import resource
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -38,37 +37,6 @@ def test_an_alias_is_the_same_model(client: openai.OpenAI) -> None:
     assert (alias.id, alias.model_extra["root"]) == ("text-alias", "text")
     assert client.chat.completions.create(**chat(model="text-alias")).model == "text"
     assert client.completions.create(**text(model="text-alias")).choices[0].text == "hello"
-
-
-def test_texts_and_conversations_are_tokenised_as_for_an_answer(http: httpx.Client) -> None:
-    expected = {"tokens": [*b"hello"], "count": 5, "max_model_len": 200}
-    assert http.post("/tokenize", json=text()).json() == expected
-    assert http.post("/tokenize", json=chat()).json() == expected
-    assert http.post("/tokenize", json=text(prompt="")).json()["tokens"] == []
-    body = {"model": "text", "tokens": [*"héé".encode(), 256]}
-    assert http.post("/detokenize", json=body).json() == {"prompt": "héé</s>"}
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {}, "prompt"),
-        ("/tokenize", {"prompt": 5}, "prompt"),
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
-        ("/tokenize", {"prompt": "a" * 100_000}, "prompt"),
-        ("/detokenize", {}, "tokens"),
-        ("/detokenize", {"tokens": "a"}, "tokens"),
-        ("/detokenize", {"tokens": [258]}, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
-        ("/detokenize", {"tokens": [2**70]}, "tokens"),
-        ("/detokenize", {"tokens": [True]}, "tokens"),
-    ],
-)
-def test_what_cannot_be_tokenised_is_refused(
-    http: httpx.Client, path: str, body: dict[str, Any], param: str
-) -> None:
-    assert refused(http.post(path, json={"model": "text", **body}))["param"].startswith(param)
-    refused(http.post(path, json={"model": "other", "prompt": "a", "tokens": []}), 404)
 
 
 def test_the_version_is_told(http: httpx.Client) -> None:
@@ -251,88 +219,6 @@ def test_wrong_values_of_one_endpoint_are_refused_by_name(
 
 def test_best_of_n_is_served(http: httpx.Client) -> None:
     assert http.post(TEXT, json=text(best_of=2, n=2, suffix="")).status_code == 200
-
-
-TOOL = {"type": "function", "function": {"name": "f"}}
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        *[({"tools": tools}, "tools") for tools in (1, {}, [1], [{}], [TOOL] * 129, [TOOL, TOOL])],
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
-         "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": TOOL}, "tool_choice"),
-        *[
-            ({"chat_template_kwargs": value}, "chat_template_kwargs")
-            for value in (1, [], "a", {"chat_template": "x"}, {"messages": []}, {"tools": []})
-        ],
-        *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
-        (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
-            "tool_choice",
-        ),
-        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
-        ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex"),
-        ({"tools": [TOOL], "min_tokens": 2}, "min_tokens"),
-        *[
-            ({"messages": [{"role": "assistant", "tool_calls": calls}]}, "messages")
-            for calls in (
-                1,
-                [],
-                [{"id": "1"}],
-                [{"id": "1", "function": {"name": "f", "arguments": {}}}],
-                [{"id": "1", "function": {"name": "f", "arguments": "[]"}}],
-                [{"id": "1", "function": {"name": "f", "arguments": "{" * 100_000}}],
-            )
-        ],
-    ],
-)  # fmt: skip
-def test_bad_tools_are_refused(
-    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
-) -> None:
-    backend.model_ = replace(backend.model_, max_model_len=2000)
-    error = refused(http.post(CHAT, json=chat(**fields)))
-    assert "[" not in error["param"], "a name of ours, not of a validator"
-    assert error["param"].split(".")[0] == param
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [({"guided_regex": "a"}, "guided_regex"), ({"tools": [TOOL]}, "tools")],
-)
-def test_a_model_that_cannot_follow_grammars_says_so(
-    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
-) -> None:
-    backend.model_ = replace(backend.model_, max_model_len=2000, grammars=False)
-    error = refused(http.post(CHAT, json=chat(**fields)))
-    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
-    assert http.post(CHAT, json=chat()).status_code == 200
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tools": []},
-        {"tools": None, "tool_choice": "none"},
-        {"tools": None, "tool_choice": None},
-        {"tool_choice": "auto"},
-        {"tools": [TOOL], "tool_choice": "none", "min_tokens": 1},
-        {"tools": [TOOL], "parallel_tool_calls": False},
-    ],
-)
-def test_tools_that_change_nothing_are_served(
-    http: httpx.Client, backend: TextBackend, fields: dict[str, Any]
-) -> None:
-    backend.model_ = replace(backend.model_, max_model_len=2000)
-    backend.skip_until = "hello"
-    reply = http.post(CHAT, json=chat(**fields))
-    message = reply.json()["choices"][0]["message"]
-    assert "tool_calls" not in message
-    assert message["content"] == "hello"
 
 
 def test_unknown_fields_are_ignored_and_told_once(

@@ -1,0 +1,93 @@
+"""Tools of a request: what is refused, and what changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve_app.asking import CHAT, chat, refused
+from tests.serve_app.text import TextBackend
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *[({"tools": tools}, "tools") for tools in (1, {}, [1], [{}], [TOOL] * 129, [TOOL, TOOL])],
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
+         "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": TOOL}, "tool_choice"),
+        *[
+            ({"chat_template_kwargs": value}, "chat_template_kwargs")
+            for value in (1, [], "a", {"chat_template": "x"}, {"messages": []}, {"tools": []})
+        ],
+        *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+        ),
+        ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [TOOL], "min_tokens": 2}, "min_tokens"),
+        *[
+            ({"messages": [{"role": "assistant", "tool_calls": calls}]}, "messages")
+            for calls in (
+                1,
+                [],
+                [{"id": "1"}],
+                [{"id": "1", "function": {"name": "f", "arguments": {}}}],
+                [{"id": "1", "function": {"name": "f", "arguments": "[]"}}],
+                [{"id": "1", "function": {"name": "f", "arguments": "{" * 100_000}}],
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_bad_tools_are_refused(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    error = refused(http.post(CHAT, json=chat(**fields)))
+    assert "[" not in error["param"], "a name of ours, not of a validator"
+    assert error["param"].split(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"guided_regex": "a"}, "guided_regex"), ({"tools": [TOOL]}, "tools")],
+)
+def test_a_model_that_cannot_follow_grammars_says_so(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any], param: str
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000, grammars=False)
+    error = refused(http.post(CHAT, json=chat(**fields)))
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+    assert http.post(CHAT, json=chat()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": []},
+        {"tools": None, "tool_choice": "none"},
+        {"tools": None, "tool_choice": None},
+        {"tool_choice": "auto"},
+        {"tools": [TOOL], "tool_choice": "none", "min_tokens": 1},
+        {"tools": [TOOL], "parallel_tool_calls": False},
+    ],
+)
+def test_tools_that_change_nothing_are_served(
+    http: httpx.Client, backend: TextBackend, fields: dict[str, Any]
+) -> None:
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    backend.skip_until = "hello"
+    reply = http.post(CHAT, json=chat(**fields))
+    message = reply.json()["choices"][0]["message"]
+    assert "tool_calls" not in message
+    assert message["content"] == "hello"
