@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from replica.cuda import CudaDevice, CudaRecorder
 from replica.engine import Engine
 from replica.graph_pool import GraphPool
 from replica.kernels.tuning import tune
+from replica.masks import MakesConstraints
 from replica.messages import Command, Sampling, Stats, StepReport, Submit
 from replica.model import Decoder
 from replica.runner import DecoderRunner
@@ -24,6 +26,8 @@ from replica.runner import DecoderRunner
 BLOCK = 64
 MODES = {"on": True, "off": False}
 """Overlap."""
+Held: TypeAlias = tuple[int, str]
+"""The first so many requests are held to a grammar, and to which."""
 EDGE = 8
 """Steps at either end of a window that are not counted."""
 
@@ -76,7 +80,12 @@ class BenchEngine:
     """A decoder, an engine over it, and its graphs."""
 
     def __init__(
-        self, config: EngineConfig, runner: DecoderRunner, max_model_len: int, device: CudaDevice
+        self,
+        config: EngineConfig,
+        runner: DecoderRunner,
+        max_model_len: int,
+        device: CudaDevice,
+        grammars: MakesConstraints | None = None,
     ) -> None:
         self.channel = Recorder()
         self.graphs = GraphPool(CudaRecorder(device), (config.max_rows,), device.free_bytes)
@@ -88,15 +97,19 @@ class BenchEngine:
             max_model_len=max_model_len,
             device=device,
             graphs=self.graphs,
+            grammars=grammars,
         )
         self.engine.pipeline.capture()
 
-    def submit(self, prompt_tokens: int, tokens: int, *, seed: int = 0) -> int:
+    def submit(
+        self, prompt_tokens: int, tokens: int, held: Held = (0, ""), *, seed: int = 0
+    ) -> int:
         """One greedy request per row, prompts at random. Returns all prompt tokens."""
         rows, random = self.engine.rows.max_rows, np.random.default_rng(seed)
         for row in range(rows):
             prompt = tuple(random.integers(0, 50_000, prompt_tokens).tolist())
-            sampling = Sampling(max_tokens=tokens, temperature=0.0)
+            grammar = held[1] if row < held[0] else ""
+            sampling = Sampling(max_tokens=tokens, temperature=0.0, grammar=grammar)
             name = f"{self._runs}.{row}"
             self.channel.commands.append(
                 Submit(request_id=name, prompt_ids=prompt, sampling=sampling)
@@ -109,12 +122,12 @@ class BenchEngine:
         while self.channel.newest.prompt_tokens < prompt_tokens:
             self.engine.advance()
 
-    def run(self, prompt_tokens: int, tokens: int) -> Window:
+    def run(self, prompt_tokens: int, tokens: int, held: Held = (0, "")) -> Window:
         """All rows at once, to the end."""
         self.channel.reports.clear()
         before = self.engine.scheduler.counts["prompt_tokens"]
         began, cpu_s = time.perf_counter(), time.process_time()
-        total = before + self.submit(prompt_tokens, tokens)
+        total = before + self.submit(prompt_tokens, tokens, held)
         self.engine.advance()
         while self.engine.busy:
             self.engine.advance()
@@ -156,14 +169,22 @@ def engine_config(rows: int, longest: int, *, overlap: bool) -> EngineConfig:
 
 @contextmanager
 def engines(
-    decoder: Decoder, device: CudaDevice, rows: int, longest: int, modes: list[str]
+    decoder: Decoder,
+    device: CudaDevice,
+    rows: int,
+    longest: int,
+    modes: list[str],
+    grammars: MakesConstraints | None = None,
 ) -> Iterator[dict[str, BenchEngine]]:
     """One engine per mode over one KV pool: they run in turn."""
     configs = {mode: engine_config(rows, longest, overlap=MODES[mode]) for mode in modes}
     first = configs[modes[0]]
     tune(decoder, rows, device, first.cache_dir)
     runner = DecoderRunner(decoder, first.num_blocks, first.block_size)
-    made = {mode: BenchEngine(config, runner, longest, device) for mode, config in configs.items()}
+    made = {
+        mode: BenchEngine(config, runner, longest, device, grammars)
+        for mode, config in configs.items()
+    }
     gc.collect()
     gc.freeze()  # as the engine's process does before its first step
     yield made
