@@ -21,6 +21,7 @@ from replica.kernels.tuning import tune
 from replica.masks import MakesConstraints
 from replica.messages import Command, Sampling, Stats, StepReport, Submit
 from replica.model import Decoder
+from replica.process import collect_rarely
 from replica.runner import DecoderRunner
 
 BLOCK = 64
@@ -185,8 +186,7 @@ def engines(
         mode: BenchEngine(config, runner, longest, device, grammars)
         for mode, config in configs.items()
     }
-    gc.collect()
-    gc.freeze()  # as the engine's process does before its first step
+    collect_rarely()
     yield made
     gc.unfreeze()
     del made, runner

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -72,9 +73,12 @@ class Sampled:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Batch:
-    """B rows of one step: rows with one token, then prompt chunks."""
+    """B rows of one step: rows with one token, then prompt chunks.
+
+    What several modules derive from it is derived once, when it is first asked for.
+    """
 
     step: int
     """Counts launches from 0; its slot is `step % 2`."""
@@ -108,16 +112,27 @@ class Batch:
     """Tokens of their prompts and outputs so far, all together."""
     scores: Scores = NOTHING_SCORED
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return int(self.lengths.sum())
+
+    @cached_property
+    def ends(self) -> Int32s:
+        """[B] tokens of each row in the pool after the step."""
+        ends: Int32s = self.starts + self.lengths
+        return ends
+
+    @cached_property
+    def sampling_rows(self) -> Indices:
+        """[S]"""
+        return self.rows[self.samples]
 
     @property
     def num_logits(self) -> int:
         """Tokens whose logits are wanted: those of `samples`, then those of `scores`."""
         return len(self.samples) + len(self.scores)
 
-    @property
+    @cached_property
     def decodes_only(self) -> bool:
         """Every row computes one token and samples the next."""
         return len(self.samples) == self.num_tokens

@@ -32,8 +32,8 @@ def describe(
     if (
         newest is not None
         and not new_rows
-        and np.array_equal(rows, newest.rows)
-        and np.array_equal(samples, newest.samples)
+        and rows.tobytes() == newest.rows.tobytes()
+        and samples.tobytes() == newest.samples.tobytes()
     ):
         batch = newest.followed_by(step, starts, lengths, held=held)
     else:

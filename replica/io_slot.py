@@ -125,7 +125,7 @@ def packed(
 def _spread(batch: Batch, last: Int32s) -> tuple[Indices, Int32s]:
     """Row and position of every token of the step. last: index of each row's last token."""
     row = np.repeat(batch.rows, batch.lengths)
-    before = batch.starts + batch.lengths - 1 - last  # from a token's index to its position
+    before = batch.ends - 1 - last  # from a token's index to its position
     position = np.arange(len(row), dtype=np.int32) + np.repeat(before, batch.lengths)
     return row, position
 
@@ -163,7 +163,7 @@ class IOSlot:
 
         A step of decode rows alone is padded as a whole.
         """
-        count, ends = len(batch.samples), batch.starts + batch.lengths
+        count, ends = len(batch.samples), batch.ends
         if batch.decodes_only:
             last = self._numbers[:count]
             self._fill_tokens(rows, batch.rows, batch.starts)
@@ -274,7 +274,7 @@ class IOSlot:
     def _fill_samples(self, batch: Batch, last: Int32s, ends: Int32s) -> None:
         host, count, samples = self._host, len(batch.samples), batch.samples
         host["sample_index"][:count] = last[samples]
-        host["sample_rows"][:count] = batch.rows[samples]
+        host["sample_rows"][:count] = batch.sampling_rows
         host["sample_positions"][:count] = ends[samples]
 
     def _fill_new_rows(self, batch: Batch, rows: Rows) -> None:

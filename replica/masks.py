@@ -99,7 +99,7 @@ class MaskBuilder:
         """uint8 [S, V/8]: one mask per sampling row; free rows may sample anything, and so may
         rows whose sequence ended meanwhile, since their token is surplus."""
         rows = self._rows
-        for index, row in enumerate(batch.rows[batch.samples].tolist()):
+        for index, row in enumerate(batch.sampling_rows.tolist()):
             sequence = rows.sequence(row)
             constraint = sequence.constraint
             if constraint is None or rows.ended[row]:

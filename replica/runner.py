@@ -44,7 +44,7 @@ class DecoderRunner:
         self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor], logits: Tensor
     ) -> None:
         count = batch.num_tokens
-        contexts = batch.starts + batch.lengths
+        contexts = batch.ends
         attend = self._attention.bind(
             AttentionMetadata(
                 query_lens=batch.lengths.tolist(),

@@ -297,7 +297,7 @@ class Scheduler:
 
     def _index_full_blocks(self, batch: Batch) -> None:
         """Blocks that this step filled can be found from now on: their content is there."""
-        size, ends = self.blocks.block_size, batch.starts + batch.lengths
+        size, ends = self.blocks.block_size, batch.ends
         for index in np.flatnonzero(ends % size < batch.lengths).tolist():
             row, sequence = int(batch.rows[index]), batch.sequences[index]
             for number in range(len(sequence.chain), int(ends[index]) // size):
@@ -308,7 +308,7 @@ class Scheduler:
 
     def _append(self, output: StepOutput) -> None:
         rows, ids, batch = self.rows, output.ids, output.batch
-        sampled, owners = batch.rows[batch.samples], batch.sampled
+        sampled, owners = batch.sampling_rows, batch.sampled
         places: Iterable[int] = range(len(sampled))
         rows.in_flight[sampled] -= 1
         if rows.ended.any():

@@ -6,8 +6,6 @@ output token costs twice a prompt token. Knows neither clocks nor requests.
 
 from __future__ import annotations
 
-import numpy as np
-
 from replica.batch import Batch
 from replica.rows import Rows
 
@@ -18,12 +16,13 @@ def share_out(rows: Rows, batch: Batch, padding: int, busy_ns: int) -> float:
     padding: decode rows that it computed for nobody. Returns the nanoseconds that served nobody:
     those of padding, and of rows whose sequences had ended. All in all it is `busy_ns`.
     """
-    weights = batch.lengths.astype(np.float64)
-    weights[batch.samples] += 1.0
-    token_ns = busy_ns / (weights.sum() + 2.0 * padding)
-    weights *= token_ns
+    token_ns = busy_ns / (batch.num_tokens + len(batch.samples) + 2 * padding)
+    shares = batch.lengths * token_ns
+    shares[batch.samples] += token_ns
+    surplus_ns = 2 * padding * token_ns
     ended = rows.ended[batch.rows]
-    surplus_ns = 2.0 * padding * token_ns + weights[ended].sum()
-    weights[ended] = 0.0
-    rows.gpu_ns[batch.rows] += weights
-    return float(surplus_ns)
+    if ended.any():
+        surplus_ns += float(shares[ended].sum())
+        shares[ended] = 0.0
+    rows.gpu_ns[batch.rows] += shares
+    return surplus_ns
