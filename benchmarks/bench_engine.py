@@ -19,7 +19,15 @@ from replica.engine import Engine
 from replica.graph_pool import GraphPool
 from replica.kernels.tuning import tune
 from replica.masks import MakesConstraints
-from replica.messages import Command, Sampling, Stats, StepReport, Submit
+from replica.messages import (
+    Command,
+    Sampling,
+    Stats,
+    StepReport,
+    Submit,
+    decode_event,
+    encode,
+)
 from replica.model import Decoder
 from replica.process import collect_rarely
 from replica.runner import DecoderRunner
@@ -34,27 +42,32 @@ EDGE = 8
 
 
 class Recorder:
-    """A channel that feeds commands and keeps what comes back."""
+    """A channel that feeds commands and keeps what comes back, in the form in which an engine's
+    process sends it: as objects it would pile up, and each new page of memory is host time."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
-        self.reports: list[StepReport] = []
+        self.newest = Stats()
+        self.sent: list[bytes] = []
 
     def receive(self, timeout_s: float) -> Iterable[Command]:
         commands, self.commands = self.commands, []
         return commands
 
     def send(self, report: StepReport) -> None:
-        self.reports.append(report)
+        self.newest = report.stats
+        self.sent.append(encode(report))
 
-    @property
-    def newest(self) -> Stats:
-        return self.reports[-1].stats if self.reports else Stats()
+    def reports(self) -> Iterator[StepReport]:
+        for data in self.sent:
+            report = decode_event(data)
+            assert isinstance(report, StepReport)
+            yield report
 
     def tokens(self) -> list[list[int]]:
         """Of each request, in the order of their first tokens."""
         found: dict[str, list[int]] = defaultdict(list)
-        for report in self.reports:
+        for report in self.reports():
             for output in report.outputs:
                 found[output.request_id] += output.token_ids
         return list(found.values())
@@ -125,7 +138,7 @@ class BenchEngine:
 
     def run(self, prompt_tokens: int, tokens: int, held: Held = (0, "")) -> Window:
         """All rows at once, to the end."""
-        self.channel.reports.clear()
+        self.channel.sent.clear()
         before = self.engine.scheduler.counts["prompt_tokens"]
         began, cpu_s = time.perf_counter(), time.process_time()
         total = before + self.submit(prompt_tokens, tokens, held)
@@ -134,7 +147,7 @@ class BenchEngine:
             self.engine.advance()
         wall_s = time.perf_counter() - began
         cpu_share = (time.process_time() - cpu_s) / wall_s
-        stats = [report.stats for report in self.channel.reports]
+        stats = [report.stats for report in self.channel.reports()]
         decoding = [s for s in stats if s.prompt_tokens == total][EDGE:-EDGE]
         return self._window(decoding[0], decoding[-1], wall_s, cpu_share)
 

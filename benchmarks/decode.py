@@ -1,8 +1,8 @@
 """Decode steps against the memory's limit: milliseconds per step, by batch and mean context.
 
 Random weights in bfloat16, greedy, all rows decode together. The floor is what the step's bytes
-take at the memory's nominal speed. The breakdown comes from torch's profiler, which slows steps:
-read shares there, and times in the table.
+take at the memory's nominal speed. `--breakdown` adds where a step's time goes, by torch's
+profiler, which slows steps: read shares there, and times in the table.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.bench_engine import engines
 from benchmarks.decode_cases import Case, cases, options
-from benchmarks.overlap import traced
+from benchmarks.overlap import PROFILED, traced
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES, floor_ms, random_decoder
 from replica.cuda import CudaDevice
@@ -56,16 +56,21 @@ def breakdown(trace: Trace) -> dict[str, float]:
 
 def measure(report: Report, decoder: Decoder, device: CudaDevice, case: Case, runs: int) -> None:
     with engines(decoder, device, case.rows, case.prompt + case.steps, ["on"]) as made:
-        engine = made["on"]
-        for group, us in breakdown(traced(engine, device, case.prompt)).items():
-            print(f"    {group:<28} {us:>9.1f} us")
-        windows = [engine.run(case.prompt, case.steps) for _ in range(runs)]
+        windows = [made["on"].run(case.prompt, case.steps) for _ in range(runs)]
     floor = floor_ms(decoder.spec, case.rows, case.context)
     step = report.add(f"decode_ms.{case.name}", [w.step_ms for w in windows])
     report.add(f"floor_ms.{case.name}", [floor])
     report.add(f"floor_share.{case.name}", [floor / step])
     report.add(f"host_ms.{case.name}", [w.host_ms for w in windows])
     report.add(f"bubble_share.{case.name}", [w.bubble_share for w in windows])
+
+
+def print_breakdown(decoder: Decoder, device: CudaDevice, case: Case) -> None:
+    with engines(decoder, device, case.rows, case.prompt + 4 * PROFILED, ["on"]) as made:
+        found = breakdown(traced(made["on"], device, case.prompt))
+    print(case.name)
+    for group, us in found.items():
+        print(f"    {group:<28} {us:>9.1f} us")
 
 
 def start_s(shape: str, cache_dir: str) -> float:
@@ -79,6 +84,7 @@ def start_s(shape: str, cache_dir: str) -> float:
 @torch.inference_mode()
 def main() -> None:
     asked = options("decode", __doc__)
+    asked.add_argument("--breakdown", action="store_true", help="also profile a window")
     asked.add_argument("--starts", action="store_true", help="also time cold and warm starts")
     chosen = asked.parse_args()
     report = Report("decode")
@@ -90,6 +96,9 @@ def main() -> None:
     decoder = random_decoder(SHAPES[chosen.shape], torch.bfloat16, device.memory)
     for case in cases(chosen):
         measure(report, decoder, device, case, chosen.runs)
+    # Last: once the profiler has run in a process, each call of CUDA takes longer.
+    for case in cases(chosen) if chosen.breakdown else ():
+        print_breakdown(decoder, device, case)
     report.write(chosen.json)
 
 
