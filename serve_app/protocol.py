@@ -47,7 +47,8 @@ class StreamOptions(Fields):
 class GenerationRequest(Fields):
     """What both endpoints share."""
 
-    model: str | None = None
+    model: str | None
+    """Required, but null is a name that no model has."""
     n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Any = None
     """Checked once the prompt's length is known: a prompt that is too long is told first."""
@@ -261,7 +262,7 @@ class CompletionRequest(GenerationRequest):
 class TokenizeRequest(Fields):
     """Body of POST /tokenize: a text, or a conversation as /v1/chat/completions has it."""
 
-    model: str | None = None
+    model: str | None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
@@ -277,5 +278,5 @@ class TokenizeRequest(Fields):
 class DetokenizeRequest(Fields):
     """Body of POST /detokenize."""
 
-    model: str | None = None
+    model: str | None
     tokens: list[int]

@@ -255,9 +255,14 @@ def test_an_unknown_model_is_not_found(http: httpx.Client, name: str | None) -> 
         error = refused(reply, 404)
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "secret-name" not in reply.text
-    no_model = chat()
-    del no_model["model"]
-    refused(http.post(CHAT, json=no_model), 404)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+def test_a_model_must_be_named(http: httpx.Client, path: str) -> None:
+    body = {CHAT: chat(), TEXT: text(), "/tokenize": text(), "/detokenize": {"tokens": [1]}}[path]
+    body.pop("model", None)
+    error = refused(http.post(path, json=body))
+    assert (error["type"], error["param"]) == ("invalid_request_error", "model")
 
 
 def test_an_unlimited_chat_answer_has_a_default(http: httpx.Client) -> None:

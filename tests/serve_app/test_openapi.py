@@ -48,8 +48,9 @@ def test_it_has_every_route_but_itself(document: dict[str, Any], site: Site) -> 
         (TEXT, text(prompt=[[1, 2], [3]], echo=True, logprobs=3, best_of=2), True),
         (TEXT, text(prompt={"a": 1}), False),
         ("/tokenize", text(), True),
-        ("/detokenize", {"tokens": [1]}, True),
-        ("/detokenize", {"tokens": ["1"]}, False),
+        ("/detokenize", {"model": "text", "tokens": [1]}, True),
+        ("/detokenize", {"model": "text", "tokens": ["1"]}, False),
+        ("/detokenize", {"tokens": [1]}, False),
     ],
 )
 def test_its_schemas_fit_what_is_served(
