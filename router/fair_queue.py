@@ -1,4 +1,4 @@
-"""Whose request is next: first-in-first-out queues of tenants, in bands of fair order.
+"""Whose request is next: queues of tenants, in bands of fair order.
 
 It knows neither replicas nor ingresses: where a request runs is another's business, and so is
 which band goes next.
@@ -63,12 +63,10 @@ class FairQueue:
         return queue
 
     def push(self, request: Request, *, front: bool = False) -> None:
-        """Queue a request behind those of its tenant, or before them."""
+        """Queue a request behind those of its tenant and priority, or before them."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
         waited = bool(queue.waiting)
-        queue.waiting[request] = None
-        if front:
-            queue.waiting.move_to_end(request, last=False)
+        queue.add(request, front=front)
         self._count(queue.band, request, 1)
         if not waited and len(queue.running) < queue.max_concurrency:
             queue.band.activate(queue)
@@ -76,16 +74,14 @@ class FairQueue:
     def start(self, request: Request) -> None:
         """Count a request as running, whether or not it waited."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        if request in queue.waiting:
-            del queue.waiting[request]
+        if queue.discard(request):
             self._count(queue.band, request, -1)
         queue.running.add(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits or runs."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        if request in queue.waiting:
-            del queue.waiting[request]
+        if queue.discard(request):
             self._count(queue.band, request, -1)
         elif request in queue.running:
             queue.running.remove(request)
@@ -120,7 +116,7 @@ class FairQueue:
         if queue.band is band:
             return
         old, queue.band = queue.band, band
-        for request in queue.waiting:
+        for request in queue.lines():
             prefixed = bool(request.info.prefixes)
             old.prefixed -= prefixed
             band.prefixed += prefixed

@@ -27,7 +27,7 @@ class Gate:
     def has_room(self, tenant: str) -> bool:
         """Whether one more request of the tenant may wait."""
         limit = self._dispatcher.quotas[tenant].tenant.max_queued
-        return len(self._dispatcher.queue.tenant(tenant).waiting) < limit
+        return self._dispatcher.queue.tenant(tenant).queued < limit
 
     def admit(self, request: Request) -> Refusal | None:
         """Let a request wait that has room, or refuse it."""

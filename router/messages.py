@@ -47,6 +47,8 @@ class RequestInfo:
     model: str = ""
     prefixes: tuple[int, ...] = ()
     """Hashes of the first 64, 128, 256, ... prompt tokens, the tenant's cache domain included."""
+    priority: int = 0
+    """Among what waits of the same tenant, the least goes first."""
 
 
 @dataclass(frozen=True, slots=True)

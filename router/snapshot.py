@@ -70,7 +70,7 @@ def take_snapshot(epoch: int, dispatcher: Dispatcher, ingresses: Mapping[str, in
 def _of_tenant(dispatcher: Dispatcher, name: str) -> TenantSnapshot:
     tenant, quota = dispatcher.queue.tenants()[name], dispatcher.quotas.get(name)
     return TenantSnapshot(
-        queued=len(tenant.waiting),
+        queued=tenant.queued,
         running=len(tenant.running),
         virtual_time=tenant.counter.value,
         held_micro_dollars=quota.held() if quota is not None else 0,

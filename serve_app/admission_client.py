@@ -303,7 +303,7 @@ class AdmissionClient:
                 for waiting in self._waiting.values()
                 if waiting.request.tenant == lease.request.tenant
             )
-            if (heir := next(heirs, None)) is not None:
+            if heir := min(heirs, key=lambda request: request.priority, default=None):
                 del self._returned[ended]
                 self._take(Grant(heir.request_id, heir.attempt, lease.replica, heir.max_tokens))
 

@@ -224,6 +224,7 @@ class Api:
                     prompt_ids=prompt_ids,
                     sampling=msgspec.structs.replace(first, choice=number),
                     open_ended=body.asked_limit[1] is None,
+                    priority=body.priority or 0,
                 )
                 text = self._new_text(body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))

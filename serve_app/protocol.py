@@ -36,6 +36,7 @@ STRUCTURES = (
     "guided_grammar",
 )
 """Fields that structure the output; at most one is given."""
+MAX_PRIORITY = 1000
 ENDLESS = ("min_tokens", "ignore_eos")
 """Fields that let an answer go on where it would end."""
 
@@ -82,6 +83,8 @@ class GenerationRequest(Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Among what waits of the same tenant, the least goes first."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:

@@ -82,6 +82,7 @@ def test_the_version_is_told(http: httpx.Client) -> None:
         {"guided_choice": None},
         {"stream_options": None},
         {"user": "someone"},
+        *[{"priority": value} for value in (None, 0, -1000, 1000)],
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
     ],
 )
@@ -135,6 +136,7 @@ def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[
         *[("stream", value) for value in (1, "true")],
         ("stream_options", []),
         ("user", 5),
+        *[("priority", value) for value in (-1001, 1001, 10**20, 1.0, True, "1", [])],
     ],
 )
 def test_wrong_values_are_refused_by_name(
