@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
+from router.concurrency import Concurrency
 from router.lazy_heap import LazyHeap
 from router.policy import FairPolicy
 from router.request import Request
@@ -37,10 +38,11 @@ class VirtualTokenCounter:
 
 @dataclass(slots=True, eq=False)
 class TenantQueue:
-    """One tenant's requests and its counter."""
+    """One tenant's requests in one pool, and its counter there."""
 
     band: Band
-    max_concurrency: int
+    concurrency: Concurrency
+    """The tenant's, in all pools together."""
     counter: VirtualTokenCounter
     burst: float = 0.0
     waiting: OrderedDict[Request, None] = field(default_factory=OrderedDict)
@@ -52,7 +54,8 @@ class TenantQueue:
     running: set[Request] = field(default_factory=set)
 
     def eligible(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.max_concurrency
+        concurrency = self.concurrency
+        return bool(self.waiting) and concurrency.running < concurrency.limit
 
     @property
     def head(self) -> Request:

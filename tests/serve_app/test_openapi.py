@@ -14,7 +14,6 @@ from serve_app.limits import Limits
 from tests.serve_app.asking import CHAT, TEXT, chat, text
 from tests.serve_app.conftest import Site
 from tests.serve_app.test_tool_calls import WEATHER
-from tests.serve_app.text import TextBackend, byte_tokenizer
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def document(http: httpx.Client) -> dict[str, Any]:
 def test_it_is_made_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        create_app(TextBackend(), byte_tokenizer(), lambda key: None, Limits())
+        create_app([], lambda key: None, Limits())
 
 
 def test_it_has_every_route_but_itself(document: dict[str, Any], site: Site) -> None:
