@@ -33,15 +33,10 @@ class Concurrency:
     def resize(self, limit: int) -> None:
         was_free, self.limit = self.free, limit
         if not was_free and self.free:
-            self._activate()
+            self.activate()
 
-    def end(self) -> None:
-        """One request less runs."""
-        self.running -= 1
-        if self.running == self.limit - 1:
-            self._activate()
-
-    def _activate(self) -> None:
+    def activate(self) -> None:
+        """A place has become free where there was none."""
         for queue in self.queues:
             if queue.waiting:
                 queue.band.activate(queue)

@@ -71,7 +71,8 @@ class FairQueue:
         waited = bool(queue.waiting)
         queue.add(request, front=front)
         self._count(queue.band, request, 1)
-        if not waited and queue.concurrency.free:
+        concurrency = queue.concurrency
+        if not waited and concurrency.running < concurrency.limit:
             queue.band.activate(queue)
 
     def start(self, request: Request) -> None:
@@ -85,11 +86,14 @@ class FairQueue:
     def remove(self, request: Request) -> None:
         """Forget a request that waits or runs."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        if queue.discard(request):
-            self._count(queue.band, request, -1)
-        elif request in queue.running:
+        if request in queue.running:
             queue.running.remove(request)
-            queue.concurrency.end()
+            concurrency = queue.concurrency
+            concurrency.running -= 1
+            if concurrency.running == concurrency.limit - 1:
+                concurrency.activate()
+        elif queue.discard(request):
+            self._count(queue.band, request, -1)
 
     def charge(self, tenant: str, cost: float, outstanding: int = 0) -> None:
         """Add to a tenant's service and to its expected output; either may be negative."""
