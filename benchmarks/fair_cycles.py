@@ -12,6 +12,7 @@ import time
 from collections import deque
 
 from benchmarks.report import Report
+from router.accounts import Accounts
 from router.dispatcher import Dispatcher
 from router.messages import Outcome, ReplicaReport, RequestInfo
 from router.policy import FairPolicy
@@ -27,13 +28,9 @@ PROMPT, OUTPUT = 100, 50
 
 
 def dispatcher_of(tenants: int) -> Dispatcher:
-    dispatcher = Dispatcher(
-        FairPolicy(),
-        time.monotonic,
-        report_timeout_s=1e9,
-        prices=PriceList({"m": Prices(prompt=0.5, cached=0.1, output=1.5)}),
-    )
-    dispatcher.configure(
+    accounts = Accounts(prices=PriceList({"m": Prices(prompt=0.5, cached=0.1, output=1.5)}))
+    dispatcher = Dispatcher(FairPolicy(), time.monotonic, 1e9, accounts)
+    configured = [
         Tenant(
             id=f"tenant-{number}",
             weight=1.0 + number % 4,
@@ -43,7 +40,9 @@ def dispatcher_of(tenants: int) -> Dispatcher:
             monthly_budget=1e6,
         )
         for number in range(tenants)
-    )
+    ]
+    accounts.configure(configured)
+    dispatcher.configure(configured)
     dispatcher.credits.report(ReplicaReport("r", SLOTS, 10**9))
     return dispatcher
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from benchmarks.sim_engine import Job
+from router.accounts import Accounts
 from router.dispatcher import Dispatcher
 from router.messages import (
     Ending,
@@ -53,8 +54,10 @@ class Ours:
 
     def __init__(self, weights: Weights, rows: int, policy: FairPolicy, kv_tokens: int = 0) -> None:
         self._now = 0.0
-        self._dispatcher = Dispatcher(policy, lambda: self._now, 1e12)
-        self._dispatcher.configure(tenants_of(weights))
+        accounts, tenants = Accounts(lambda: self._now), tenants_of(weights)
+        self._dispatcher = Dispatcher(policy, lambda: self._now, 1e12, accounts)
+        accounts.configure(tenants)
+        self._dispatcher.configure(tenants)
         self._dispatcher.credits.report(ReplicaReport("r", rows, kv_tokens or 10**9))
         self._jobs: dict[Request, Job] = {}
         self._requests: dict[Job, Request] = {}

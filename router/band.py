@@ -8,8 +8,11 @@ neither replicas nor other bands.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
+from router.concurrency import Concurrency
 from router.lazy_heap import LazyHeap
 from router.policy import FairPolicy
 from router.request import Request
@@ -35,21 +38,70 @@ class VirtualTokenCounter:
 
 @dataclass(slots=True, eq=False)
 class TenantQueue:
-    """One tenant's requests and its counter."""
+    """One tenant's requests in one pool, and its counter there."""
 
     band: Band
-    max_concurrency: int
+    concurrency: Concurrency
+    """The tenant's, in all pools together."""
     counter: VirtualTokenCounter
     burst: float = 0.0
     waiting: OrderedDict[Request, None] = field(default_factory=OrderedDict)
+    """Those that come first, in order: all of one priority. Empty only if nothing waits."""
+    priority: int = 0
+    """Of these."""
+    later: dict[int, OrderedDict[Request, None]] = field(default_factory=dict)
+    """The others, by priority; no line is empty. Most tenants never have any."""
     running: set[Request] = field(default_factory=set)
 
     def eligible(self) -> bool:
-        return bool(self.waiting) and len(self.running) < self.max_concurrency
+        concurrency = self.concurrency
+        return bool(self.waiting) and concurrency.running < concurrency.limit
 
     @property
     def head(self) -> Request:
         return next(iter(self.waiting))
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self.waiting) + sum(map(len, self.later.values()))
+
+    def add(self, request: Request, *, front: bool = False) -> None:
+        """Let a request wait behind those of its priority, or before them."""
+        priority = request.info.priority
+        line = self.waiting if priority == self.priority else self._line(priority)
+        line[request] = None
+        if front:
+            line.move_to_end(request, last=False)
+
+    def discard(self, request: Request) -> bool:
+        """Take a request out of its line. Returns whether it waited."""
+        if request in self.waiting:
+            del self.waiting[request]
+            if self.later and not self.waiting:
+                self.priority = min(self.later)
+                self.waiting = self.later.pop(self.priority)
+            return True
+        line = self.later.get(request.info.priority)
+        if line is None or request not in line:
+            return False
+        del line[request]
+        if not line:
+            del self.later[request.info.priority]
+        return True
+
+    def lines(self) -> Iterator[Request]:
+        """All that waits, in no order."""
+        return chain(self.waiting, *self.later.values())
+
+    def _line(self, priority: int) -> OrderedDict[Request, None]:
+        """Where requests of another priority wait."""
+        if priority > self.priority and self.waiting:
+            return self.later.setdefault(priority, OrderedDict())
+        if self.waiting:
+            self.later[self.priority], self.waiting = self.waiting, OrderedDict()
+        self.priority = priority
+        return self.waiting
 
 
 class Band:

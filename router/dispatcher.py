@@ -7,21 +7,19 @@ say, nor when to dispatch.
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import count, islice
 
+from router.accounts import Accounts
 from router.band import Band
 from router.band_order import BandOrder
 from router.credits import Credits, Replica
 from router.estimates import Estimates
 from router.fair_queue import FairQueue
-from router.ledger import NOTHING, Charge, Ledger, Past, Used
+from router.ledger import NOTHING, Charge, Used
 from router.messages import Outcome, RequestInfo
 from router.policy import FairPolicy
-from router.pricing import PriceList
-from router.quota import Denial, Quota
+from router.quota import Denial
 from router.request import Request, State
 from router.tenant import Tenant
 
@@ -30,29 +28,24 @@ _HEADS = 16
 
 
 class Dispatcher:
-    """All requests of one pool of replicas, whichever ingress they came by."""
+    """All requests of one pool of replicas, whichever ingress they came by. `accounts` are shared
+    with other pools."""
 
     def __init__(
         self,
         policy: FairPolicy,
         clock: Callable[[], float],
         report_timeout_s: float,
-        *,
-        prices: PriceList | None = None,
-        past: Past | None = None,
-        wall: Callable[[], float] = time.time,
+        accounts: Accounts,
     ) -> None:
-        self.queue = FairQueue(policy)
+        self.queue = FairQueue(policy, accounts.concurrencies)
         self.credits = Credits(policy, clock=clock, report_timeout_s=report_timeout_s)
-        self.ledger = Ledger()
+        self.ledger, self.quotas = accounts.ledger, accounts.quotas
         self.estimates = Estimates(policy.expected_output)
-        self.quotas: dict[str, Quota] = {}
-        """Of every tenant that there ever was: one that comes back finds its counters."""
         self._policy = policy
         self._order = BandOrder(policy)
-        self._past = past
-        self._prices = prices or PriceList({})
-        self._clock, self._wall = clock, wall
+        self._prices = accounts.prices
+        self._clock = clock
         self._max_wait_s: dict[str, float] = {}
         """Of the tenants that have such a limit."""
         self._deadlines: list[tuple[float, int, Request]] = []
@@ -63,18 +56,9 @@ class Dispatcher:
         """Replica kept, at the last dispatch, for a head that was overtaken too often."""
 
     def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Take over weights and limits; counters stay."""
+        """Take over weights and limits other than quotas; counters stay."""
         tenants = list(tenants)
         self._max_wait_s = {each.id: each.max_wait_s for each in tenants if each.max_wait_s}
-        for tenant in tenants:
-            quota = self.quotas.get(tenant.id)
-            if quota is not None:
-                quota.configure(tenant)
-                continue
-            quota = Quota(tenant, self._prices, self._clock, self._wall)
-            if self._past is not None:
-                quota.restore(partial(self._past.spent, tenant.id))
-            self.quotas[tenant.id] = quota
         self.queue.configure(tenants)
 
     def admit(self, request: Request) -> Denial | None:
@@ -145,11 +129,7 @@ class Dispatcher:
     def can_start(self, request: Request) -> bool:
         """Whether a new request would be granted at once if it were queued."""
         tenant = self.queue.tenant(request.info.tenant)
-        return (
-            not tenant.waiting
-            and len(tenant.running) < tenant.max_concurrency
-            and self.place(request) is not None
-        )
+        return not tenant.waiting and tenant.concurrency.free and self.place(request) is not None
 
     def place(self, request: Request) -> Replica | None:
         """The replica that would take a waiting request now."""

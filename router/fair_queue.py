@@ -1,4 +1,4 @@
-"""Whose request is next: first-in-first-out queues of tenants, in bands of fair order.
+"""Whose request is next: queues of tenants, in bands of fair order.
 
 It knows neither replicas nor ingresses: where a request runs is another's business, and so is
 which band goes next.
@@ -9,20 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from router.band import Band, TenantQueue, VirtualTokenCounter
+from router.concurrency import Concurrency
 from router.policy import BANDS, FairPolicy
 from router.request import Request
 from router.tenant import Tenant
 
 
 class FairQueue:
-    """Requests of all tenants. Every operation is amortised O(log tenants)."""
+    """Requests of all tenants for one pool. Every operation is amortised O(log tenants)."""
 
-    def __init__(self, policy: FairPolicy) -> None:
+    def __init__(
+        self, policy: FairPolicy, concurrencies: dict[str, Concurrency] | None = None
+    ) -> None:
+        """`concurrencies`: by tenant, shared with the queues of other pools."""
         self.bands = tuple(Band(index, policy) for index in range(BANDS))
         self.waiting = 0
         """Requests of all tenants that wait."""
         self._policy = policy
         self._order_weight = policy.lam * policy.w_q
+        self._concurrencies = {} if concurrencies is None else concurrencies
         self._tenants: dict[str, TenantQueue] = {}
 
     @property
@@ -35,19 +40,16 @@ class FairQueue:
         named = {tenant.id: tenant for tenant in tenants}
         for name in self._tenants.keys() - named.keys():
             queue = self._tenants[name]
-            queue.max_concurrency = 0
+            queue.concurrency.resize(0)
             if not queue.waiting and not queue.running:
-                del self._tenants[name]
+                self._forget(name)
         for tenant in named.values():
             queue = self.tenant(tenant.id)
-            was_eligible = queue.eligible()
             self._move(queue, self.bands[tenant.band])
-            queue.max_concurrency = tenant.max_concurrency
             queue.counter.weight = tenant.weight
             queue.burst = self._policy.burst if tenant.burst is None else tenant.burst
+            queue.concurrency.resize(tenant.max_concurrency)
             if queue.eligible():
-                if not was_eligible:
-                    queue.band.activate(queue)
                 queue.band.touch(queue)
 
     def tenants(self) -> Mapping[str, TenantQueue]:
@@ -57,40 +59,41 @@ class FairQueue:
         """The queue of a tenant; of one that is not configured nothing is dispatched."""
         queue = self._tenants.get(name)
         if queue is None:
-            counter = VirtualTokenCounter(weight=1.0)
-            queue = TenantQueue(self.bands[0], max_concurrency=0, counter=counter)
+            concurrency = self._concurrencies.setdefault(name, Concurrency())
+            queue = TenantQueue(self.bands[0], concurrency, VirtualTokenCounter(weight=1.0))
+            concurrency.queues.append(queue)
             self._tenants[name] = queue
         return queue
 
     def push(self, request: Request, *, front: bool = False) -> None:
-        """Queue a request behind those of its tenant, or before them."""
+        """Queue a request behind those of its tenant and priority, or before them."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
         waited = bool(queue.waiting)
-        queue.waiting[request] = None
-        if front:
-            queue.waiting.move_to_end(request, last=False)
+        queue.add(request, front=front)
         self._count(queue.band, request, 1)
-        if not waited and len(queue.running) < queue.max_concurrency:
+        concurrency = queue.concurrency
+        if not waited and concurrency.running < concurrency.limit:
             queue.band.activate(queue)
 
     def start(self, request: Request) -> None:
-        """Count a request as running, whether or not it waited."""
+        """Count a request as running that waited, or did neither."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        if request in queue.waiting:
-            del queue.waiting[request]
+        if queue.discard(request):
             self._count(queue.band, request, -1)
         queue.running.add(request)
+        queue.concurrency.running += 1
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits or runs."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        if request in queue.waiting:
-            del queue.waiting[request]
-            self._count(queue.band, request, -1)
-        elif request in queue.running:
+        if request in queue.running:
             queue.running.remove(request)
-            if queue.waiting and len(queue.running) == queue.max_concurrency - 1:
-                queue.band.activate(queue)
+            concurrency = queue.concurrency
+            concurrency.running -= 1
+            if concurrency.running == concurrency.limit - 1:
+                concurrency.activate()
+        elif queue.discard(request):
+            self._count(queue.band, request, -1)
 
     def charge(self, tenant: str, cost: float, outstanding: int = 0) -> None:
         """Add to a tenant's service and to its expected output; either may be negative."""
@@ -115,12 +118,18 @@ class FairQueue:
             if queue.eligible() and queue.band in least:
                 queue.counter.lift(queue.band.virtual_time, queue.burst)
 
+    def _forget(self, name: str) -> None:
+        queue = self._tenants.pop(name)
+        queue.concurrency.queues.remove(queue)
+        if not queue.concurrency.queues:
+            del self._concurrencies[name]
+
     def _move(self, queue: TenantQueue, band: Band) -> None:
         """To another band, where it begins level with the others: counters do not compare."""
         if queue.band is band:
             return
         old, queue.band = queue.band, band
-        for request in queue.waiting:
+        for request in queue.lines():
             prefixed = bool(request.info.prefixes)
             old.prefixed -= prefixed
             band.prefixed += prefixed

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from math import ceil
 
-from router.dispatcher import Dispatcher
 from router.messages import Refusal, RefusalKind, RequestInfo
 from router.policy import FairPolicy
+from router.pools import Pools
 from router.request import Request
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
@@ -20,35 +20,35 @@ MIN_RETRY_S, MAX_RETRY_S = 1, 60
 class Gate:
     """Decides about newcomers; asks for tenants that are configured only."""
 
-    def __init__(self, dispatcher: Dispatcher, policy: FairPolicy) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, pools: Pools, policy: FairPolicy) -> None:
+        self._pools = pools
         self._max_waiting = policy.max_waiting
 
     def has_room(self, tenant: str) -> bool:
         """Whether one more request of the tenant may wait."""
-        limit = self._dispatcher.quotas[tenant].tenant.max_queued
-        return len(self._dispatcher.queue.tenant(tenant).waiting) < limit
+        accounts = self._pools.accounts
+        return accounts.queued(tenant) < accounts.quotas[tenant].tenant.max_queued
 
     def admit(self, request: Request) -> Refusal | None:
         """Let a request wait that has room, or refuse it."""
         info = request.info
-        if self._dispatcher.queue.waiting >= self._max_waiting:
-            retry_s = self._guess_s(info.tenant, 1)
+        if self._pools.waiting >= self._max_waiting:
+            retry_s = self._guess_s(info, 1)
             return self._refusal(info, RefusalKind.OVERLOAD, "too many requests wait", retry_s)
-        denial = self._dispatcher.admit(request)
+        denial = self._pools.of(info.model).admit(request)
         if denial is None:
             return None
         return self._refusal(info, denial.kind, denial.reason, denial.retry_after_s)
 
     def full(self, info: RequestInfo, places: int) -> Refusal:
         """Come back when the tenant's queue has moved by `places`, at its recent pace."""
-        limit = self._dispatcher.quotas[info.tenant].tenant.max_queued
+        limit = self._pools.accounts.quotas[info.tenant].tenant.max_queued
         reason = f"at most {limit} requests may wait"
-        return self._refusal(info, RefusalKind.RATE, reason, self._guess_s(info.tenant, places))
+        return self._refusal(info, RefusalKind.RATE, reason, self._guess_s(info, places))
 
     def overdue(self, info: RequestInfo) -> Refusal:
         """It waited for too long."""
-        retry_s = self._guess_s(info.tenant, 1)
+        retry_s = self._guess_s(info, 1)
         return self._refusal(info, RefusalKind.DEADLINE, "it waited for too long", retry_s)
 
     @staticmethod
@@ -58,6 +58,7 @@ class Gate:
         sentence = f"Request refused for tenant {info.tenant}: {reason}."
         return Refusal(info.request_id, sentence, max(retry_after_s, MIN_RETRY_S), kind)
 
-    def _guess_s(self, tenant: str, places: int) -> float:
-        retry_s = ceil(places * self._dispatcher.place_interval(tenant))
+    def _guess_s(self, info: RequestInfo, places: int) -> float:
+        interval_s = self._pools.of(info.model).place_interval(info.tenant)
+        retry_s = ceil(places * interval_s)
         return min(max(retry_s, MIN_RETRY_S), MAX_RETRY_S)

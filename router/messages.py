@@ -45,8 +45,11 @@ class RequestInfo:
     open_ended: bool = False
     """The client named no limit: `max_tokens` is a default, and rates hold what is likely."""
     model: str = ""
+    """The name that its replicas report, whatever alias the client used."""
     prefixes: tuple[int, ...] = ()
     """Hashes of the first 64, 128, 256, ... prompt tokens, the tenant's cache domain included."""
+    priority: int = 0
+    """Among what waits of the same tenant, the least goes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +113,8 @@ class Sync:
     waiting: tuple[RequestInfo, ...] = ()
     leases: tuple[LeaseInfo, ...] = ()
     endings: tuple[Ending, ...] = ()
-    virtual_times: dict[str, float] = field(default_factory=dict)
-    """Per tenant, as the last reply gave them: a restarted router resumes from these."""
+    virtual_times: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By model and tenant, as the last reply gave them: a restarted router resumes from these."""
     rates: dict[str, RateLimits] = field(default_factory=dict)
     """What is used of tenants' rates, refilled since it was told: those of the last reply; in the
     sync that follows the first reply of a new epoch, all that earlier ones told."""
@@ -147,7 +150,8 @@ class SyncReply:
     refusals: tuple[Refusal, ...] = ()
     settled: tuple[str, ...] = ()
     """Ids of the endings that were booked, now or before."""
-    virtual_times: dict[str, float] = field(default_factory=dict)
+    virtual_times: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By model and tenant."""
     rate_limits: dict[str, RateLimits] = field(default_factory=dict)
     """Of the tenants that the sync spoke of."""
 
@@ -183,3 +187,5 @@ class ReplicaReport:
     """How many of the slots are beyond its rows."""
     gpu: GpuTime | None = None
     """Since the replica began to start; None from who does not know."""
+    model: str = ""
+    """Which it serves: the pool that it belongs to."""

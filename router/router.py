@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
+from router.accounts import Accounts
 from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
 from router.ledger import Journal, Past
@@ -28,6 +29,7 @@ from router.messages import (
     SyncReply,
 )
 from router.policy import FairPolicy
+from router.pools import Pools
 from router.pricing import PriceList
 from router.request import Request, State
 from router.snapshot import Snapshot, take_snapshot
@@ -49,7 +51,8 @@ class _Ingress:
 
 
 class Router:
-    """One pool of replicas and everybody who wants to use it.
+    """The pools of all models and everybody who wants to use them; what a tenant is limited in
+    spans them.
 
     `epoch` differs at every start and is at least 1. For `grace_s` seconds nothing is granted,
     so that ingresses can show what they run. An ingress silent for `ingress_timeout_s` seconds
@@ -83,10 +86,9 @@ class Router:
         self._ingress_timeout_s = ingress_timeout_s
         self._forget_s = forget_s
         policy, self._past = policy or FairPolicy(), past
-        self._dispatcher = Dispatcher(
-            policy, clock, report_timeout_s, prices=prices, past=past, wall=wall
-        )
-        self._gate = Gate(self._dispatcher, policy)
+        self._accounts = Accounts(clock, wall, prices, past)
+        self._pools = Pools(policy, clock, report_timeout_s, self._accounts)
+        self._gate = Gate(self._pools, policy)
         self._ingresses: dict[str, _Ingress] = {}
         self._news: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
@@ -102,7 +104,8 @@ class Router:
         ingress.sequence, ingress.seen_at = sync.sequence, self._clock()
         resumed = sync.epoch not in (0, self.epoch)
         if resumed:
-            self._dispatcher.queue.resume(sync.virtual_times)
+            for model, virtual_times in sync.virtual_times.items():
+                self._pools.of(model).queue.resume(virtual_times)
         if sync.rates_epoch not in (0, self.epoch):
             self._learn_rates(sync.rates)
         self._settle(ingress, sync.endings, resumed)
@@ -123,15 +126,15 @@ class Router:
 
     def report(self, report: ReplicaReport) -> None:
         """Take over the capacity of a replica, and where its time went."""
-        self._dispatcher.credits.report(report)
+        self._pools.of(report.model).credits.report(report)
         if report.gpu is not None:
-            self._dispatcher.ledger.observe(report.replica, report.gpu)
+            self._accounts.ledger.observe(report.replica, report.gpu)
         self._dispatch()
 
     def update_tenants(self, tenants: Tenants) -> None:
         """Take over weights and limits. What waits of a tenant that is gone is refused at the
         next sync that shows it; what runs goes on to its end."""
-        self._dispatcher.configure(tenants.tenants)
+        self._pools.configure(tenants.tenants)
         self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
         self._dispatch()
 
@@ -142,32 +145,32 @@ class Router:
             silence = now - ingress.seen_at
             if silence > self._ingress_timeout_s:
                 for request in ingress.requests.values():
-                    self._dispatcher.release(request)
+                    self._pool(request).release(request)
             if silence > self._forget_s:
                 for request in list(ingress.requests.values()):
                     self._end(ingress, request, Outcome.FAILED)
                 del self._ingresses[ingress.name]
                 self._news.discard(ingress.name)
-        for request in self._dispatcher.overdue():
+        for request in self._pools.overdue():
             self._drop(request)
-        self._dispatcher.expire()
+        self._pools.expire()
         self._dispatch()
 
     def take_journal(self) -> Journal:
         """What has happened since the last call, to be written down."""
-        return self._dispatcher.ledger.take_journal()
+        return self._accounts.ledger.take_journal()
 
     def accounts(self) -> list[tuple[str, str]]:
         """Tenant and window of all money that is counted now."""
-        quotas = self._dispatcher.quotas.items()
+        quotas = self._accounts.quotas.items()
         return [(name, window) for name, quota in quotas for window in quota.windows()]
 
     def learn_spending(self, spent: Mapping[tuple[str, str], int]) -> None:
         """Take over micro-dollars by account, as the store has them now that every journal taken
         is written: those that other routers booked count, too."""
-        unwritten = self._dispatcher.ledger.unwritten()
+        unwritten = self._accounts.ledger.unwritten()
         for (name, window), amount in spent.items():
-            quota = self._dispatcher.quotas[name]
+            quota = self._accounts.quotas[name]
             quota.learn(window, amount + unwritten[name, window])
 
     def take_news(self) -> set[str]:
@@ -178,11 +181,11 @@ class Router:
     def snapshot(self) -> Snapshot:
         """Counts of everything; O(tenants)."""
         ingresses = {name: len(entry.requests) for name, entry in self._ingresses.items()}
-        return take_snapshot(self.epoch, self._dispatcher, ingresses)
+        return take_snapshot(self.epoch, self._pools, ingresses)
 
     def _learn_rates(self, rates: Mapping[str, RateLimits]) -> None:
         """Take over what an earlier router has counted."""
-        quotas = self._dispatcher.quotas
+        quotas = self._accounts.quotas
         for name in rates.keys() & quotas.keys():
             quotas[name].learn_rates(rates[name])
 
@@ -197,7 +200,7 @@ class Router:
                 if request is None:
                     request = self._add(ingress, info)
                     self._open(request, ending.produced, ending.cached, resumed)
-                self._dispatcher.progress(request, ending.produced, ending.cached)
+                self._pool(request).progress(request, ending.produced, ending.cached)
                 request.gpu_s = ending.gpu_s
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
@@ -212,12 +215,12 @@ class Router:
             request = self._add(ingress, info)
             self._open(request, lease.produced, lease.cached, resumed)
         if request.replica != lease.replica:
-            self._dispatcher.adopt(request, lease.replica)
+            self._pool(request).adopt(request, lease.replica)
         request.info = info
         request.state = State.LEASED
         request.taken_up = True
         request.gpu_s = lease.gpu_s
-        self._dispatcher.progress(request, lease.produced, lease.cached)
+        self._pool(request).progress(request, lease.produced, lease.cached)
 
     def _still_waits(self, ingress: _Ingress, info: RequestInfo) -> bool:
         """Whether a request shown as waiting was admitted before."""
@@ -232,9 +235,9 @@ class Router:
         if again:
             request.info = info
         if again and holds_credit:
-            self._dispatcher.release(request)
+            self._pool(request).release(request)
         if request.state is State.PARKED:
-            self._dispatcher.enqueue(request, front=again)
+            self._pool(request).enqueue(request, front=again)
         elif request.state is State.LEASED:
             request.state = State.GRANTED
         return True
@@ -278,11 +281,11 @@ class Router:
         ids = {refusal.request_id for refusal in refusals}
         for request_id in ids - ingress.refused:
             if infos[request_id].tenant in self._tenants:
-                self._dispatcher.ledger.refuse(infos[request_id])
+                self._accounts.ledger.refuse(infos[request_id])
         ingress.refused = ids
 
     def _enter(self, ingress: _Ingress, info: RequestInfo) -> tuple[Refusal, ...]:
-        request = self._new(ingress, info)
+        request = self._new(ingress.name, info)
         refusal = self._gate.admit(request)
         if refusal is not None:
             return (refusal,)
@@ -290,8 +293,8 @@ class Router:
         return ()
 
     def _starts_at_once(self, info: RequestInfo) -> bool:
-        expected = self._dispatcher.estimates.output(info.tenant, info.max_tokens)
-        return not self._in_grace() and self._dispatcher.can_start(Request(info, "", expected))
+        request = self._new("", info)
+        return not self._in_grace() and self._pool(request).can_start(request)
 
     def _drop(self, request: Request) -> None:
         ingress = self._ingresses.get(request.ingress)
@@ -300,22 +303,25 @@ class Router:
             ingress.dropped[request.info.request_id] = self._gate.overdue(request.info)
             self._news.add(ingress.name)
 
-    def _new(self, ingress: _Ingress, info: RequestInfo) -> Request:
-        expected = self._dispatcher.estimates.output(info.tenant, info.max_tokens)
-        return Request(info, ingress.name, expected)
+    def _pool(self, request: Request) -> Dispatcher:
+        return self._pools.of(request.info.model)
+
+    def _new(self, ingress: str, info: RequestInfo) -> Request:
+        estimates = self._pools.of(info.model).estimates
+        return Request(info, ingress, estimates.output(info.tenant, info.max_tokens))
 
     def _add(self, ingress: _Ingress, info: RequestInfo) -> Request:
-        request = ingress.requests[info.request_id] = self._new(ingress, info)
+        request = ingress.requests[info.request_id] = self._new(ingress.name, info)
         return request
 
     def _open(self, request: Request, produced: int, cached: int | None, resumed: bool) -> None:
         """Account for work that this router did not grant; an earlier one has charged it."""
         request.taken_up = True
-        self._dispatcher.resume(request)
+        self._pool(request).resume(request)
         if resumed:
-            self._dispatcher.ledger.resume(request.info, produced, cached)
+            self._accounts.ledger.resume(request.info, produced, cached)
         else:
-            self._dispatcher.ledger.open(request.info)
+            self._accounts.ledger.open(request.info)
 
     def _end(
         self,
@@ -325,7 +331,7 @@ class Router:
         *,
         slo_met: bool = False,
     ) -> None:
-        self._dispatcher.end(request, outcome, slo_met=slo_met)
+        self._pool(request).end(request, outcome, slo_met=slo_met)
         del ingress.requests[request.info.request_id]
 
     def _is_booked(self, info: RequestInfo) -> bool:
@@ -345,7 +351,7 @@ class Router:
 
     def _dispatch(self) -> None:
         if not self._in_grace():
-            self._news.update(request.ingress for request in self._dispatcher.dispatch())
+            self._news.update(request.ingress for request in self._pools.dispatch())
 
     def _reply(
         self,
@@ -355,7 +361,7 @@ class Router:
     ) -> SyncReply:
         requests = ingress.requests.values()
         tenants = {request.info.tenant for request in requests}.union(ingress.settled.values())
-        queues, quotas = self._dispatcher.queue.tenants(), self._dispatcher.quotas
+        quotas = self._accounts.quotas
         return SyncReply(
             epoch=self.epoch,
             grants=tuple(
@@ -370,8 +376,16 @@ class Router:
             ),
             refusals=tuple(refusals),
             settled=tuple(ingress.settled),
-            virtual_times={name: queues[name].counter.value for name in tenants & queues.keys()},
+            virtual_times=self._virtual_times(tenants),
             rate_limits={
                 name: quotas[name].rate_limits() for name in tenants.union(asking) & quotas.keys()
             },
         )
+
+    def _virtual_times(self, tenants: Set[str]) -> dict[str, dict[str, float]]:
+        """By model, of those of the tenants that its pool knows."""
+        times = {}
+        for model, pool in self._pools.items():
+            queues = pool.queue.tenants()
+            times[model] = {name: queues[name].counter.value for name in tenants & queues.keys()}
+        return times

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from router.dispatcher import Dispatcher
 from router.ledger import Usage
+from router.pools import Pools
 
 
 @dataclass(frozen=True, slots=True)
 class TenantSnapshot:
     queued: int
+    """In all pools together, as ..."""
     running: int
-    virtual_time: float
-    """Its counter: service had, as a cost divided by its weight."""
+    """... this is."""
+    virtual_times: dict[str, float]
+    """Its counter in each model's pool: service had, as a cost divided by its weight."""
     held_micro_dollars: int = 0
     spent_micro_dollars: dict[str, int] = field(default_factory=dict)
     """By window of its budgets, those that are over left out once nothing is held in them."""
@@ -22,6 +24,7 @@ class TenantSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSnapshot:
+    model: str
     slots: int
     """0 when it is draining or silent."""
     leases: int
@@ -32,47 +35,56 @@ class ReplicaSnapshot:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     epoch: int
-    virtual_time: float
+    virtual_times: dict[str, float]
+    """By model."""
     tenants: dict[str, TenantSnapshot]
     replicas: dict[str, ReplicaSnapshot]
     ingresses: dict[str, int]
     """Requests known of each ingress."""
     usage: dict[str, Usage]
     """Totals of every tenant that had a request since the start, tenants now gone included."""
+    waiting: dict[str, int]
+    """Requests that wait for a credit, by model."""
 
     @property
     def queued(self) -> int:
         """Requests that wait for a credit."""
-        return sum(tenant.queued for tenant in self.tenants.values())
+        return sum(self.waiting.values())
 
 
-def take_snapshot(epoch: int, dispatcher: Dispatcher, ingresses: Mapping[str, int]) -> Snapshot:
+def take_snapshot(epoch: int, pools: Pools, ingresses: Mapping[str, int]) -> Snapshot:
     """Counts of everything; O(tenants)."""
-    queue = dispatcher.queue
+    queues = {model: pool.queue for model, pool in pools.items()}
+    names = dict.fromkeys(name for queue in queues.values() for name in queue.tenants())
     return Snapshot(
         epoch=epoch,
-        virtual_time=queue.virtual_time,
-        tenants={name: _of_tenant(dispatcher, name) for name in queue.tenants()},
+        virtual_times={model: queue.virtual_time for model, queue in queues.items()},
+        tenants={name: _of_tenant(pools, name) for name in names},
         replicas={
-            name: ReplicaSnapshot(
+            replica.name: ReplicaSnapshot(
+                model=model,
                 slots=replica.slots,
                 leases=len(replica.leases),
                 kv_tokens=replica.kv_tokens,
                 kv_held=replica.kv_held,
             )
-            for name, replica in dispatcher.credits.replicas().items()
+            for model, pool in pools.items()
+            for replica in pool.credits.replicas().values()
         },
         ingresses=dict(ingresses),
-        usage=dispatcher.ledger.usage(),
+        usage=pools.accounts.ledger.usage(),
+        waiting={model: queue.waiting for model, queue in queues.items()},
     )
 
 
-def _of_tenant(dispatcher: Dispatcher, name: str) -> TenantSnapshot:
-    tenant, quota = dispatcher.queue.tenants()[name], dispatcher.quotas.get(name)
+def _of_tenant(pools: Pools, name: str) -> TenantSnapshot:
+    queues = {model: pool.queue.tenants().get(name) for model, pool in pools.items()}
+    known = {model: queue for model, queue in queues.items() if queue is not None}
+    quota = pools.accounts.quotas.get(name)
     return TenantSnapshot(
-        queued=len(tenant.waiting),
-        running=len(tenant.running),
-        virtual_time=tenant.counter.value,
+        queued=sum(queue.queued for queue in known.values()),
+        running=sum(len(queue.running) for queue in known.values()),
+        virtual_times={model: queue.counter.value for model, queue in known.items()},
         held_micro_dollars=quota.held() if quota is not None else 0,
         spent_micro_dollars=quota.spent() if quota is not None else {},
     )

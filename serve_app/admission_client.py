@@ -49,8 +49,8 @@ class Notice:
 
     version: tuple[int, int]
     """Another one stands for another notice."""
-    replicas: tuple[str, ...]
-    """Those that offer slots."""
+    replicas: dict[str, str]
+    """Those that offer slots, and the model of each."""
     tenants: Tenants
 
 
@@ -118,7 +118,7 @@ class AdmissionClient:
         self._endings: dict[str, Ending] = {}
         self._returned: dict[str, _Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
-        self._virtual_times: dict[str, float] = {}
+        self._virtual_times: dict[str, dict[str, float]] = {}
         self._rate_limits: dict[str, _Told] = {}
         """What was told last of each tenant."""
         self._rates_to_repeat: tuple[int, dict[str, _Told]] = (0, {})
@@ -295,15 +295,16 @@ class AdmissionClient:
 
     def _reuse_credits(self) -> None:
         """While Admission is away, a credit that comes back goes to the next request of the same
-        tenant, so that no tenant holds more than Admission gave it.
+        tenant for the same model, so that no tenant holds more than Admission gave it.
         """
         for ended, lease in list(self._returned.items()):
             heirs = (
                 waiting.request
                 for waiting in self._waiting.values()
                 if waiting.request.tenant == lease.request.tenant
+                and waiting.request.model == lease.request.model
             )
-            if (heir := next(heirs, None)) is not None:
+            if heir := min(heirs, key=lambda request: request.priority, default=None):
                 del self._returned[ended]
                 self._take(Grant(heir.request_id, heir.attempt, lease.replica, heir.max_tokens))
 

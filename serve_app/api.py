@@ -1,33 +1,30 @@
-"""The routes of OpenAI's API over a `Backend`.
+"""The routes of OpenAI's API over the models that are offered.
 
-`create_app` makes the whole HTTP application. It knows no Ray: what generates, who may ask and
-which tokenizer fits are handed in.
+`create_app` makes the whole HTTP application. It knows no Ray: what generates and who may ask are
+handed in.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from transformers import PreTrainedTokenizerFast
 
 from serve_app import errors
 from serve_app.answers import Answer
 from serve_app.auth import BearerAuth, FindTenant
-from serve_app.backend import Backend, Generation, ServedModel
+from serve_app.backend import Generation, ServedModel, Unavailable
 from serve_app.body import read_body
-from serve_app.chat import PromptEncoder
 from serve_app.choices import Choice
-from serve_app.detokenizer import detokenizers
 from serve_app.edge import Edge
-from serve_app.errors import ApiError, invalid
+from serve_app.errors import invalid
 from serve_app.fields import Prompt
 from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
+from serve_app.offers import Offer, Offers
 from serve_app.openapi import document
 from serve_app.parameters import check_ids, check_prompt, sampling
 from serve_app.protocol import (
@@ -37,13 +34,10 @@ from serve_app.protocol import (
     GenerationRequest,
     TokenizeRequest,
 )
-from serve_app.reasoning import ReasoningTags
 from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
 from serve_app.streaming import EventStream, PlainAnswer, timeout_of
-from serve_app.tenant_limits import limited
-from serve_app.token_texts import TokenTexts
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +46,11 @@ JSON = "application/json"
 
 
 def create_app(
-    backend: Backend,
-    tokenizer: PreTrainedTokenizerFast,
-    find_tenant: FindTenant,
-    limits: Limits,
-    tag_requests: bool = True,
-    aliases: Sequence[str] = (),
-    reasoning: ReasoningTags | None = None,
+    offers: Iterable[Offer], find_tenant: FindTenant, limits: Limits, tag_requests: bool = True
 ) -> FastAPI:
-    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it. aliases:
-    further names of the model. reasoning: if given, answers are split by these tags.
-
-    Raises ValueError for a tokenizer whose decoding cannot be followed token by token.
-    """
+    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    api = Api(backend, tokenizer, limits, aliases, reasoning)
+    api = Api(Offers(offers), limits)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
     app.add_api_route("/v1/completions", api.completions, methods=["POST"])
     app.add_api_route("/v1/models", api.list_models, methods=["GET"])
@@ -88,50 +72,50 @@ def create_app(
 class Api:
     """The handlers."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        tokenizer: PreTrainedTokenizerFast,
-        limits: Limits,
-        aliases: Sequence[str] = (),
-        reasoning: ReasoningTags | None = None,
-    ) -> None:
-        self._backend = backend
-        self._encoder = PromptEncoder(tokenizer)
-        self._new_detokenizer = detokenizers(tokenizer.backend_tokenizer)
-        self._token_texts = TokenTexts(tokenizer.backend_tokenizer)
+    def __init__(self, offers: Offers, limits: Limits) -> None:
+        self._offers = offers
         self._limits = limits
-        self._aliases = aliases
-        self._reasoning = reasoning
         self._names_logged: set[str] = set()
 
     async def health(self) -> Response:
-        """The process answers; it says nothing of the model."""
+        """The process answers; it says nothing of the models."""
         return _json({"status": "ok"})
 
     async def ready(self) -> Response:
-        """200 while the model can serve, else 503."""
-        await self._backend.model()
+        """200 while every model can serve, else 503."""
+        for offer in self._offers:
+            await offer.backend.model()
         return _json({"status": "ready"})
 
-    async def list_models(self) -> Response:
-        model = await self._backend.model()
-        names = (model.name, *self._aliases)
-        return _json({"object": "list", "data": [_card(model, name) for name in names]})
+    async def list_models(self, request: Request) -> Response:
+        """Those that the tenant may use and that can serve now; 503 if none of them can."""
+        tenant, cards, missing = request.state.tenant, [], None
+        for offer in self._offers.of(tenant):
+            try:
+                model = await offer.model(tenant)
+            except Unavailable as unavailable:
+                missing = unavailable
+            else:
+                cards += [_card(model, name) for name in offer.names]
+        if missing is not None and not cards:
+            raise missing
+        return _json({"object": "list", "data": cards})
 
-    async def show_model(self, name: str) -> Response:
-        return _json(_card(await self._model(name), name))
+    async def show_model(self, request: Request, name: str) -> Response:
+        tenant = request.state.tenant
+        return _json(_card(await self._offers.find(name, tenant).model(tenant), name))
 
     async def version(self) -> Response:
         return _json({"version": _version()})
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_body(request, TokenizeRequest, self._limits.max_body_bytes)
-        model = await self._model(body.model)
+        offer = self._offers.find(body.model, request.state.tenant)
+        model = await offer.model(request.state.tenant)
         if body.messages is not None:
-            _, ids = await self._encoder.chat(body.messages, model.max_model_len)
+            _, ids = await offer.encoder.chat(body.messages, model.max_model_len)
         else:
-            ids = await self._encoder.text(
+            ids = await offer.encoder.text(
                 body.prompt or "",
                 model.max_model_len,
                 add_special_tokens=body.add_special_tokens,
@@ -140,70 +124,55 @@ class Api:
 
     async def detokenize(self, request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest, self._limits.max_body_bytes)
-        model = self._with_texts(await self._model(body.model))
-        check_ids(body.tokens, model, "tokens")
-        return _json({"prompt": self._text_of_ids(body.tokens, skip_special_tokens=False)})
+        offer = self._offers.find(body.model, request.state.tenant)
+        check_ids(body.tokens, await offer.model(request.state.tenant), "tokens")
+        return _json({"prompt": offer.text_of(body.tokens, skip_special_tokens=False)})
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
-        model = limited(await self._model_for(body, prompts=1), request.state.tenant)
+        offer = self._offer_for(body, request, prompts=1)
+        model = await offer.model(request.state.tenant)
         tools = body.offered_tools
-        text, prompt_ids = await self._encoder.chat(
+        text, prompt_ids = await offer.encoder.chat(
             body.messages, model.max_model_len, tools, body.chat_template_kwargs
         )
         prompts = [check_prompt(prompt_ids, model, "messages")]
         shape = ChatShape(
-            self._telling(body),
+            _telling(offer, body),
             reads_calls=bool(tools),
-            reasoning=self._reasoning,
-            thinking=self._reasoning is not None and self._reasoning.is_open(text),
+            reasoning=offer.reasoning,
+            thinking=offer.reasoning is not None and offer.reasoning.is_open(text),
         )
-        return await self._answer(request, body, model, prompts, shape)
+        return await self._answer(request, body, offer, model, prompts, shape)
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
-        model = limited(await self._model_for(body, len(body.prompt)), request.state.tenant)
-        prompts = [await self._prompt_ids(prompt, model) for prompt in body.prompt]
-        echoes = self._echoes(body, prompts) if body.echo else []
-        shape = CompletionShape(self._telling(body), echoes)
-        return await self._answer(request, body, model, prompts, shape)
+        offer = self._offer_for(body, request, len(body.prompt))
+        model = await offer.model(request.state.tenant)
+        prompts = [await _prompt_ids(prompt, offer, model) for prompt in body.prompt]
+        shape = CompletionShape(_telling(offer, body), _echoes(offer, body, prompts))
+        return await self._answer(request, body, offer, model, prompts, shape)
 
-    async def _model_for(self, body: GenerationRequest, prompts: int) -> ServedModel:
-        """The model that the request names, with the ids that have both logit and text.
+    def _offer_for(self, body: GenerationRequest, request: Request, prompts: int) -> Offer:
+        """The model that the request names.
 
         Raises ApiError if there is no such model, or for more sequences than are allowed.
         """
         self._log_unknown(body)
-        model = await self._model(body.model)
+        offer = self._offers.find(body.model, request.state.tenant)
         if body.choices_per_prompt > self._limits.max_choices:
             name = "n" if body.shown_per_prompt > self._limits.max_choices else "best_of"
             raise invalid(f"{name} must be at most {self._limits.max_choices}", name)
         if prompts * body.choices_per_prompt > self._limits.max_sequences:
             message = f"prompts times n must be at most {self._limits.max_sequences}"
             raise invalid(message, "prompt")
-        return self._with_texts(model)
-
-    def _with_texts(self, model: ServedModel) -> ServedModel:
-        """With the ids that have both logit and text."""
-        return replace(model, vocab_size=min(model.vocab_size, self._encoder.vocab_size))
-
-    async def _model(self, name: str | None) -> ServedModel:
-        model = await self._backend.model()
-        if name != model.name and name not in self._aliases:
-            raise ApiError(404, "There is no such model.", param="model", code="model_not_found")
-        return model
-
-    async def _prompt_ids(self, prompt: Prompt, model: ServedModel) -> tuple[int, ...]:
-        """Raises ApiError for a prompt that cannot be run."""
-        if isinstance(prompt, str):
-            ids = await self._encoder.text(prompt, model.max_model_len)
-            return check_prompt(ids, model, "prompt")
-        return check_prompt(prompt, model, "prompt")
+        return offer
 
     async def _answer(
         self,
         request: Request,
         body: GenerationRequest,
+        offer: Offer,
         model: ServedModel,
         prompts: Sequence[tuple[int, ...]],
         shape: Shape,
@@ -212,7 +181,7 @@ class Api:
         timeout_s = timeout_of(request.headers)
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
-        bad = self._encoder.bad_tokens(body.bad_words)
+        bad = offer.encoder.bad_tokens(body.bad_words)
         grammar = await grammar_of(body, model)
         for prompt_ids in prompts:
             first = sampling(body, len(prompt_ids), model, self._limits, bad, grammar)
@@ -224,50 +193,14 @@ class Api:
                     prompt_ids=prompt_ids,
                     sampling=msgspec.structs.replace(first, choice=number),
                     open_ended=body.asked_limit[1] is None,
+                    priority=body.priority or 0,
                 )
-                text = self._new_text(body)
+                text = _new_text(offer, body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))
-        answer = Answer(self._backend, choices, len(prompts), body.shown_per_prompt, reply)
+        answer = Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply)
         if body.stream:
             return EventStream(answer.events(body.include_usage), timeout_s)
         return PlainAnswer(answer.whole, timeout_s)
-
-    def _new_text(self, body: GenerationRequest) -> SequenceText:
-        return SequenceText(
-            self._new_detokenizer(body.skip_special_tokens is not False),
-            stops=body.stop,
-            include_stop=bool(body.include_stop_str_in_output),
-            min_tokens=body.min_tokens or 0,
-        )
-
-    def _telling(self, body: GenerationRequest) -> Telling:
-        return Telling(
-            self._token_texts,
-            sampled=body.alternatives is not None,
-            prompt=body.prompt_logprobs is not None,
-        )
-
-    def _echoes(self, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]) -> list[Echo]:
-        """What each choice that is shown begins with: its prompt."""
-        skip = body.skip_special_tokens is not False
-        echoes = []
-        for prompt, ids in zip(body.prompt, prompts, strict=True):
-            text = prompt if isinstance(prompt, str) else self._text_of_ids(ids, skip)
-            echo = Echo(text, self._offsets(ids, skip) if body.logprobs is not None else ())
-            echoes += [echo] * body.shown_per_prompt
-        return echoes
-
-    def _text_of_ids(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
-        detokenizer = self._new_detokenizer(skip_special_tokens)
-        return detokenizer.push(ids) + detokenizer.finish()
-
-    def _offsets(self, ids: Sequence[int], skip: bool) -> tuple[tuple[int, int], ...]:
-        """(id, characters before it)."""
-        detokenizer, read, offsets = self._new_detokenizer(skip), 0, []
-        for token in ids:
-            offsets.append((token, read))
-            read += len(detokenizer.push((token,)))
-        return tuple(offsets)
 
     def _log_unknown(self, body: GenerationRequest) -> None:
         """Tell of a field that is ignored, once per name: it may be a typing error."""
@@ -275,6 +208,45 @@ class Api:
         for name in sorted(names)[: MAX_NAMES_LOGGED - len(self._names_logged)]:
             self._names_logged.add(name)
             logger.warning("ignored the unknown request field %r", name)
+
+
+async def _prompt_ids(prompt: Prompt, offer: Offer, model: ServedModel) -> tuple[int, ...]:
+    """Raises ApiError for a prompt that cannot be run."""
+    if isinstance(prompt, str):
+        ids = await offer.encoder.text(prompt, model.max_model_len)
+        return check_prompt(ids, model, "prompt")
+    return check_prompt(prompt, model, "prompt")
+
+
+def _new_text(offer: Offer, body: GenerationRequest) -> SequenceText:
+    return SequenceText(
+        offer.new_detokenizer(body.skip_special_tokens is not False),
+        stops=body.stop,
+        include_stop=bool(body.include_stop_str_in_output),
+        min_tokens=body.min_tokens or 0,
+    )
+
+
+def _telling(offer: Offer, body: GenerationRequest) -> Telling:
+    return Telling(
+        offer.token_texts,
+        sampled=body.alternatives is not None,
+        prompt=body.prompt_logprobs is not None,
+    )
+
+
+def _echoes(
+    offer: Offer, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]
+) -> list[Echo]:
+    """What each choice that is shown begins with: its prompt, if it is to be echoed."""
+    echoes: list[Echo] = []
+    skip = body.skip_special_tokens is not False
+    for prompt, ids in zip(body.prompt, prompts, strict=True) if body.echo else ():
+        text = prompt if isinstance(prompt, str) else offer.text_of(ids, skip_special_tokens=skip)
+        told = body.logprobs is not None
+        offsets = offer.offsets(ids, skip_special_tokens=skip) if told else ()
+        echoes += [Echo(text, offsets)] * body.shown_per_prompt
+    return echoes
 
 
 def _card(model: ServedModel, name: str) -> dict[str, object]:

@@ -48,18 +48,23 @@ def build(config: AppConfig) -> Application:
     replica that Serve would start again and again.
     """
     require_prices(config.tenants_source.load(), config.prices)
-    check_model(config.engine)
+    for model in config.served:
+        check_model(model.engine)
     admission = serve.deployment(
         Admission,
         num_replicas=1,
         user_config=config.tenants_source.model_dump(mode="json"),
         **INTERNAL,
     ).bind(config.fairness, config.prices, config.usage, config.gpu_dollars_per_hour)
-    replicas = serve.deployment(
-        Replica,
-        num_replicas=config.replicas,
-        request_router_config=RequestRouterConfig(request_router_class=Placement),
-        **(INTERNAL | ON_GPU if config.engine.device == "cuda" else INTERNAL),
-    ).bind(config.engine, config.lookahead_credits, admission)
+    replicas = {
+        model.name: serve.deployment(
+            Replica,
+            name=deployment,
+            num_replicas=model.replicas,
+            request_router_config=RequestRouterConfig(request_router_class=Placement),
+            **(INTERNAL | ON_GPU if model.engine.device == "cuda" else INTERNAL),
+        ).bind(model.name, model.engine, model.lookahead_credits, admission)
+        for deployment, model in config.replica_deployments.items()
+    }
     ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON)
     return ingresses.bind(config, admission, replicas)

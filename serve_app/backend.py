@@ -42,6 +42,8 @@ class Generation:
     sampling: Sampling
     open_ended: bool = False
     """The client named no limit: `sampling.max_tokens` is a default."""
+    priority: int = 0
+    """Among what waits of the same tenant, the least goes first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from serve_app.model_check import check_model
 from serve_app.settings import AppConfig, TenantsSource, require_prices
 
 BUILDER = "serve_app.app:build"
-DEPLOYMENTS = ("Admission", "Ingress", "Replica")
-"""What `BUILDER` builds, and a file may set options of."""
+DEPLOYMENTS = ("Admission", "Ingress")
+"""What `BUILDER` builds beside replicas, and a file may set options of."""
 
 
 def check_serve_config(path: Path) -> list[AppConfig]:
@@ -47,10 +47,11 @@ def check_serve_config(path: Path) -> list[AppConfig]:
 def _check_application(application: ServeApplicationSchema) -> AppConfig:
     config = AppConfig.model_validate(application.args)
     require_prices(config.tenants_source.load(), config.prices)
+    known = (*DEPLOYMENTS, *config.replica_deployments)
     for deployment in application.deployments:
-        if deployment.name not in DEPLOYMENTS:
-            known = ", ".join(DEPLOYMENTS)
-            raise ValueError(f"there is no deployment {deployment.name}; there are {known}")
+        if deployment.name not in known:
+            there_are = ", ".join(known)
+            raise ValueError(f"there is no deployment {deployment.name}; there are {there_are}")
         if isinstance(deployment.user_config, dict):
             source = TenantsSource.model_validate(deployment.user_config)
             require_prices(source.load(), config.prices)
@@ -97,7 +98,8 @@ def main() -> None:
     for name in sys.argv[1:]:
         try:
             for config in check_serve_config(Path(name)):
-                check_model(config.engine)
+                for model in config.served:
+                    check_model(model.engine)
         except OSError as error:
             sys.exit(f"{name}: cannot read {error.filename}: {error.strerror}")
         except ValueError as error:

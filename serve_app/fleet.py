@@ -91,6 +91,7 @@ class Fleet:
             open_ended=generation.open_ended,
             model=self._model_name,
             prefixes=prefix_hashes(generation.prompt_ids, generation.tenant.cache_salt),
+            priority=generation.priority,
         )
         output_ids: list[int] = []
         losses = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import msgspec
 from fastapi import FastAPI
@@ -23,9 +24,10 @@ from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
 from serve_app.fleet import Fleet
+from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
 from serve_app.replica_link import Key
-from serve_app.settings import AppConfig, key_secret
+from serve_app.settings import AppConfig, ModelConfig, key_secret
 from serve_app.step_streams import StepStreams
 
 logger = logging.getLogger(__name__)
@@ -36,8 +38,12 @@ class Ingress:
     """One HTTP front end. Everything runs on one event loop."""
 
     def __init__(
-        self, config: AppConfig, admission: DeploymentHandle, replicas: DeploymentHandle
+        self,
+        config: AppConfig,
+        admission: DeploymentHandle,
+        replicas: dict[str, DeploymentHandle],
     ) -> None:
+        """replicas: by name of the model that they serve."""
         self._config = config
         self._name = serve.get_replica_context().replica_tag
         self._tenants = _load(config)
@@ -51,8 +57,10 @@ class Ingress:
             watch=lambda: self._admission.watch.remote(self._name, self._notice_version),
             on_notice=self._take,
         )
-        self._streams = StepStreams(self._name, _Calls(replicas), on_unavailable=self._withdraw)
-        self._fleet = Fleet(config.model_name, self._client, self._streams)
+        self._streams = {
+            model: StepStreams(self._name, _Calls(handle), partial(self._withdraw, model))
+            for model, handle in replicas.items()
+        }
         self._client.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -70,17 +78,13 @@ class Ingress:
 
     def _build_api(self) -> FastAPI:
         """Serve's proxy adds X-Request-ID."""
-        engine = self._config.engine
-        tokenizer = load_tokenizer(engine.model, engine.revision)
-        return create_app(
-            self._fleet,
-            tokenizer,
-            self._find_tenant,
-            self._config.api,
-            tag_requests=False,
-            aliases=self._config.model_aliases,
-            reasoning=self._config.reasoning,
-        )
+        offers = map(self._offer, self._config.served)
+        return create_app(offers, self._find_tenant, self._config.api, tag_requests=False)
+
+    def _offer(self, model: ModelConfig) -> Offer:
+        fleet = Fleet(model.name, self._client, self._streams[model.name])
+        tokenizer = load_tokenizer(model.engine.model, model.engine.revision)
+        return Offer(model.name, fleet, tokenizer, model.aliases, model.reasoning)
 
     async def check_health(self) -> None:
         """Raises when this ingress can no longer be granted anything: Serve replaces it."""
@@ -95,18 +99,20 @@ class Ingress:
 
     def _take(self, notice: Notice) -> None:
         self._notice_version, self._tenants = notice.version, notice.tenants
-        for replica in notice.replicas:
-            self._streams.connect(replica)
+        for replica, model in notice.replicas.items():
+            if model in self._streams:
+                self._streams[model].connect(replica)
 
-    def _withdraw(self, replica: str) -> None:
+    def _withdraw(self, model: str, replica: str) -> None:
         """Let Admission grant nothing at a replica that takes nothing. If it does, its next
         report says so."""
-        task = background.start(self._report_unavailable(replica), f"withdraw-{replica}")
+        report = ReplicaReport(replica=replica, slots=0, kv_tokens=0, model=model)
+        task = background.start(self._report(report), f"withdraw-{replica}")
         self._withdrawals.add(task)
         task.add_done_callback(self._withdrawals.discard)
 
-    async def _report_unavailable(self, replica: str) -> None:
-        await self._admission.report.remote(ReplicaReport(replica=replica, slots=0, kv_tokens=0))
+    async def _report(self, report: ReplicaReport) -> None:
+        await self._admission.report.remote(report)
 
 
 def _load(config: AppConfig) -> Tenants:

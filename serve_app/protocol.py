@@ -36,6 +36,7 @@ STRUCTURES = (
     "guided_grammar",
 )
 """Fields that structure the output; at most one is given."""
+MAX_PRIORITY = 1000
 ENDLESS = ("min_tokens", "ignore_eos")
 """Fields that let an answer go on where it would end."""
 
@@ -47,7 +48,8 @@ class StreamOptions(Fields):
 class GenerationRequest(Fields):
     """What both endpoints share."""
 
-    model: str | None = None
+    model: str | None
+    """Required, but null is a name that no model has."""
     n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Any = None
     """Checked once the prompt's length is known: a prompt that is too long is told first."""
@@ -81,6 +83,8 @@ class GenerationRequest(Fields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    """Among what waits of the same tenant, the least goes first."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> GenerationRequest:
@@ -261,7 +265,7 @@ class CompletionRequest(GenerationRequest):
 class TokenizeRequest(Fields):
     """Body of POST /tokenize: a text, or a conversation as /v1/chat/completions has it."""
 
-    model: str | None = None
+    model: str | None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool = True
@@ -277,5 +281,5 @@ class TokenizeRequest(Fields):
 class DetokenizeRequest(Fields):
     """Body of POST /detokenize."""
 
-    model: str | None = None
+    model: str | None
     tokens: list[int]

@@ -34,13 +34,15 @@ class Replica:
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
+        model: str,
         engine: EngineConfig,
         lookahead: int,
         admission: DeploymentHandle,
     ) -> None:
-        """Returns when the engine is ready. Raises EngineFailed when it cannot start."""
+        """model: what clients call it. Returns when the engine is ready. Raises EngineFailed when
+        it cannot start."""
         context = serve.get_replica_context()
-        self._name = context.replica_tag
+        self._name, self._model = context.replica_tag, model
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
         self._admission = admission.options(_by_reference=False)
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -112,6 +114,7 @@ class Replica:
             kv_tokens=ready.num_blocks * ready.block_size,
             lookahead=self._lookahead,
             gpu=_gpu_time(self._host.stats, self._host.starting_s),
+            model=self._model,
         )
         try:
             with anyio.fail_after(CALL_TIMEOUT_S):

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -40,6 +40,13 @@ WATCH_S = 5.0
 """Longest wait of a watch without news."""
 OFFER_S = 2.0
 """A replica that has not reported for this long no longer counts as offering slots."""
+
+
+class _Offer(NamedTuple):
+    """Slots that a replica offers."""
+
+    model: str
+    made_at: float
 
 
 class Admission:
@@ -73,9 +80,11 @@ class Admission:
         )
         self._journal = JournalWriter(self._store, self._router.take_journal, self._learn_spending)
         self._writing = background.start(self._journal.run(), "journal")
-        self._backlog = False
+        self._waiting: dict[str, int] = {}
+        """Requests that wait for a credit, by model."""
         self._stamp: tuple[int, int] | None = None
-        self._offered_at: dict[str, float] = {}
+        self._offers: dict[str, _Offer] = {}
+        """By replica."""
         self._news: set[str] = set()
         self._watchers: dict[str, asyncio.Event] = {}
         self._clock = background.start(self._keep_time(), "router-clock")
@@ -129,20 +138,20 @@ class Admission:
         return Hint(news, notice if notice.version != version else None)
 
     async def report(self, report: ReplicaReport) -> bool:
-        """Take over what a replica offers. Returns whether requests wait for a credit.
+        """Take over what a replica offers. Returns whether requests wait for its like.
 
         An ingress that has lost a replica may say in its place that it offers nothing.
         """
         self._router.report(report)
-        was_offered = report.replica in self._offered_at
+        was_offered = report.replica in self._offers
         if report.slots:
-            self._offered_at[report.replica] = time.monotonic()
+            self._offers[report.replica] = _Offer(report.model, time.monotonic())
         else:
-            self._offered_at.pop(report.replica, None)
+            self._offers.pop(report.replica, None)
         if was_offered != bool(report.slots):
             self._publish()
         self._tell()
-        return self._backlog
+        return self._waiting.get(report.model, 0) > 0
 
     async def tenant_states(self) -> list[dict[str, Any]]:
         """Each tenant with its limits and what there is of them; no keys."""
@@ -187,7 +196,8 @@ class Admission:
             logger.info("The tenants have changed")
 
     def _notice(self) -> Notice:
-        return Notice((self._epoch, self._version), tuple(self._offered_at), self._tenants)
+        replicas = {name: offer.model for name, offer in self._offers.items()}
+        return Notice((self._epoch, self._version), replicas, self._tenants)
 
     def _publish(self) -> None:
         self._version += 1
@@ -206,7 +216,7 @@ class Admission:
             await asyncio.sleep(TICK_S)
             self._router.expire()
             state = self._router.snapshot()
-            self._backlog = state.queued > 0
+            self._waiting = state.waiting
             self._news &= state.ingresses.keys()
             self._forget_silent()
             self._reload_if_changed()
@@ -214,8 +224,8 @@ class Admission:
 
     def _forget_silent(self) -> None:
         oldest = time.monotonic() - OFFER_S
-        silent = [name for name, at in self._offered_at.items() if at < oldest]
+        silent = [name for name, offer in self._offers.items() if offer.made_at < oldest]
         for name in silent:
-            del self._offered_at[name]
+            del self._offers[name]
         if silent:
             self._publish()

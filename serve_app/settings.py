@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -60,32 +61,69 @@ class TenantsSource(BaseModel):
 RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://.")]
 
 
-class AppConfig(BaseModel):
-    """All that a deployment of the server can be told."""
+Name = Annotated[str, Field(min_length=1)]
+
+
+class ModelConfig(BaseModel):
+    """One model: what it is called, and the replicas that serve it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    model_name: Annotated[str, Field(min_length=1)]
-    """What clients call the model."""
-    model_aliases: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    name: Name
+    """What clients call it, and answers, prices and tenants' `models`."""
+    aliases: tuple[Name, ...] = ()
     """Further names that clients may call it by."""
     reasoning: ReasoningTags | None = None
     """Of a model that thinks before it answers: what stands between these tags is told apart, as
     `reasoning_content`."""
     engine: EngineConfig
-    tenants: Path | list[Tenant]
-    """A YAML file, or the list itself. See `TenantsSource`."""
     replicas: Annotated[int, Field(ge=1)] = 1
     """Engines, each with the whole model."""
-    ingresses: Annotated[int, Field(ge=1)] = 1
-    """HTTP front ends."""
     lookahead: Annotated[int, Field(ge=0)] | None = None
     """Requests that a replica takes beyond its rows, so that a row never waits for the router;
     by default an eighth of the rows."""
+
+    @property
+    def lookahead_credits(self) -> int:
+        if self.lookahead is None:
+            return max(1, self.engine.max_rows // 8)
+        return self.lookahead
+
+
+OF_ONE_MODEL = {
+    "model_name": "name",
+    "model_aliases": "aliases",
+    **{name: name for name in ("reasoning", "engine", "replicas", "lookahead")},
+}
+"""Options of an application with one model, and what they are in `ModelConfig`."""
+
+
+class AppConfig(BaseModel):
+    """All that a deployment of the server can be told.
+
+    One model is described by options of the application itself, several by `models`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)] | None = None
+    """Each with its own replicas."""
+    model_name: Name | None = None
+    """These six are what `ModelConfig` says of them."""
+    model_aliases: tuple[Name, ...] = ()
+    reasoning: ReasoningTags | None = None
+    engine: EngineConfig | None = None
+    replicas: Annotated[int, Field(ge=1)] = 1
+    lookahead: Annotated[int, Field(ge=0)] | None = None
+    tenants: Path | list[Tenant]
+    """A YAML file, or the list itself. See `TenantsSource`."""
+    ingresses: Annotated[int, Field(ge=1)] = 1
+    """HTTP front ends, each for all models."""
     fairness: FairPolicy = FairPolicy()
     api: Limits = Limits()
     prices: dict[str, Prices] = {}
-    """By model name, in dollars per million tokens; what budgets are counted in."""
+    """By model name, in dollars per million tokens; what budgets are counted in. A model without
+    prices is free."""
     gpu_dollars_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """What one replica's device costs us: `/admin/usage` then tells our own cost."""
     usage: Annotated[RedisUrl | Path | None, Field(union_mode="left_to_right")] = Path("usage.db")
@@ -101,16 +139,42 @@ class AppConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _prices_are_of_the_model(self) -> AppConfig:
-        for name in self.prices.keys() - {self.model_name}:
-            raise ValueError(f"prices names {name!r}, but the model is called {self.model_name!r}")
+    def _models_are_described_once(self) -> AppConfig:
+        of_one = sorted(OF_ONE_MODEL.keys() & self.model_fields_set)
+        if self.models is not None and of_one:
+            raise ValueError(f"{of_one[0]} cannot stand beside models: say it of one of them")
+        if self.models is None and (self.model_name is None or self.engine is None):
+            raise ValueError("name the model: model_name and engine, or a list of models")
+        return self
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> AppConfig:
+        names = [name for model in self.served for name in (model.name, *model.aliases)]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name!r} is the name or alias of a model twice")
+        if len(self.replica_deployments) < len(self.served):
+            raise ValueError("names of models must differ in more than special characters")
+        for name in self.prices.keys() - {model.name for model in self.served}:
+            called = ", ".join(repr(model.name) for model in self.served)
+            raise ValueError(f"prices names {name!r}, but there is only {called}")
         return self
 
     @property
-    def lookahead_credits(self) -> int:
-        if self.lookahead is None:
-            return max(1, self.engine.max_rows // 8)
-        return self.lookahead
+    def served(self) -> tuple[ModelConfig, ...]:
+        """The models, however they were described."""
+        if self.models is not None:
+            return self.models
+        options = {known: getattr(self, option) for option, known in OF_ONE_MODEL.items()}
+        return (ModelConfig.model_construct(**options),)
+
+    @property
+    def replica_deployments(self) -> dict[str, ModelConfig]:
+        """By name of the deployment that runs a model's replicas: "Replica" of an application
+        with one model, else "Replica-" and the model's name, special characters as "-"."""
+        if self.models is None:
+            return {"Replica": self.served[0]}
+        return {f"Replica-{re.sub(r'[^A-Za-z0-9._-]', '-', m.name)}": m for m in self.models}
 
     def is_admin(self, key: str) -> bool:
         """Whether a key is one of an administrator. All are compared, in constant time."""

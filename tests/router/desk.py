@@ -51,8 +51,10 @@ class Desk:
         if slots:
             self.report(slots)
 
-    def report(self, slots: int, replica: str = "r", gpu: GpuTime | None = None) -> None:
-        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu))
+    def report(
+        self, slots: int, replica: str = "r", gpu: GpuTime | None = None, model: str = "m"
+    ) -> None:
+        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu, model=model))
 
     def sync(
         self,
@@ -61,7 +63,7 @@ class Desk:
         endings: tuple[Ending, ...] = (),
         ingress: str = "i",
         epoch: int = EPOCH,
-        virtual_times: dict[str, float] | None = None,
+        virtual_times: dict[str, dict[str, float]] | None = None,
         rates: dict[str, RateLimits] | None = None,
         rates_epoch: int | None = None,
     ) -> SyncReply:

@@ -1,5 +1,6 @@
 import pytest
 
+from router.accounts import Accounts
 from router.dispatcher import Dispatcher
 from router.messages import Outcome, ReplicaReport, RequestInfo
 from router.policy import FairPolicy
@@ -14,8 +15,10 @@ class Pool:
 
     def __init__(self, policy: FairPolicy = POLICY, **tenants: dict[str, object]) -> None:
         self.clock = Clock()
-        self.dispatcher = Dispatcher(policy, self.clock, report_timeout_s=2.0)
-        self.dispatcher.configure(tenants_of(**tenants).tenants)
+        accounts, configured = Accounts(self.clock), tenants_of(**tenants).tenants
+        accounts.configure(configured)
+        self.dispatcher = Dispatcher(policy, self.clock, 2.0, accounts)
+        self.dispatcher.configure(configured)
         self.count = 0
 
     def report(self, name: str, slots: int, kv_tokens: int = 10_000) -> None:

@@ -19,8 +19,8 @@ def queue_of(policy: FairPolicy = NO_BURST, **weights: float) -> FairQueue:
     return queue
 
 
-def request_of(tenant: str, name: str = "") -> Request:
-    return Request(RequestInfo(name, tenant, 10, 10), "ingress", expected=10)
+def request_of(tenant: str, name: str = "", priority: int = 0) -> Request:
+    return Request(RequestInfo(name, tenant, 10, 10, priority=priority), "ingress", expected=10)
 
 
 def enqueue(queue: FairQueue, tenant: str, *names: str) -> None:

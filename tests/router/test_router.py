@@ -103,7 +103,7 @@ def test_a_cancelled_lease_is_charged_for_its_prompt_and_an_untouched_grant_is_n
     assert desk.snapshot().usage["a"].prompt_tokens == 200
     desk.sync()
     assert desk.snapshot().usage["a"].prompt_tokens == 100
-    assert desk.snapshot().tenants["a"].virtual_time == 100.0
+    assert desk.snapshot().tenants["a"].virtual_times["m"] == 100.0
 
 
 def test_a_request_that_starts_again_goes_first_and_is_not_charged_twice():
@@ -111,10 +111,10 @@ def test_a_request_that_starts_again_goes_first_and_is_not_charged_twice():
     first, second, third = info("1"), info("2"), info("3")
     desk.sync(first)
     desk.sync(second, third, leases=(LeaseInfo(first, "r"),))
-    charged = desk.snapshot().tenants["a"].virtual_time
+    charged = desk.snapshot().tenants["a"].virtual_times["m"]
     reply = desk.sync(second, third, info("1", attempt=1))
     assert reply.grants == (Grant("1", 1, "r", 50),)
-    assert desk.snapshot().tenants["a"].virtual_time == charged
+    assert desk.snapshot().tenants["a"].virtual_times["m"] == charged
     assert (desk.running(), desk.queued()) == (1, 2)
     assert desk.snapshot().usage["a"].prompt_tokens == 100
 
@@ -134,7 +134,7 @@ def test_progress_is_charged_once_and_never_goes_back():
     for produced in (3, 3, 9, 4):
         desk.sync(leases=(LeaseInfo(info(), "r", produced, cached=0),))
     assert desk.snapshot().usage["a"].output_tokens == 9
-    assert desk.snapshot().tenants["a"].virtual_time == 100 + 2 * 9
+    assert desk.snapshot().tenants["a"].virtual_times["m"] == 100 + 2 * 9
 
 
 def test_a_tenant_over_its_concurrency_waits():
@@ -306,10 +306,10 @@ def test_a_lease_taken_up_from_a_grant_withdrawn_meanwhile_is_a_fact():
 
 def test_replies_tell_the_counters_of_tenants_that_the_ingress_has():
     desk = Desk(slots=3, a={}, b={}, c={})
-    assert set(desk.sync(info("x", "a"), info("y", "b")).virtual_times) == {"a", "b"}
+    assert set(desk.sync(info("x", "a"), info("y", "b")).virtual_times["m"]) == {"a", "b"}
     reply = desk.sync(info("x", "a"), endings=(ending(info("y", "b"), produced=3),))
-    assert reply.virtual_times == {"a": 100.0, "b": 106.0}
-    assert set(desk.sync(info("x", "a")).virtual_times) == {"a"}
+    assert reply.virtual_times["m"] == {"a": 100.0, "b": 106.0}
+    assert set(desk.sync(info("x", "a")).virtual_times["m"]) == {"a"}
 
 
 def test_an_epoch_below_one_is_refused():

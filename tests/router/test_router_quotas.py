@@ -255,7 +255,7 @@ class MeteredWorld(RuleBasedStateMachine):
     def spend_stays_within_the_budget(self) -> None:
         if not hasattr(self, "world"):
             return
-        for quota in self.world.router._dispatcher.quotas.values():
+        for quota in self.world.router._accounts.quotas.values():
             for budget in quota._budgets:
                 for account in budget.accounts().values():
                     assert account.held >= 0

@@ -28,14 +28,16 @@ def test_without_a_queue_a_request_is_refused_during_the_grace():
 def test_a_restarted_router_learns_leases_and_counters_and_charges_neither_again():
     desk = Desk(slots=2, grace_s=0.5, a={}, b={})
     lease = LeaseInfo(info("x"), "r", produced=8, cached=50)
-    reply = desk.sync(info("y"), leases=(lease,), epoch=3, virtual_times={"a": 500.0, "b": 480.0})
+    reply = desk.sync(
+        info("y"), leases=(lease,), epoch=3, virtual_times={"m": {"a": 500.0, "b": 480.0}}
+    )
     assert reply.epoch == EPOCH
-    assert reply.virtual_times == {"a": 500.0}
+    assert reply.virtual_times == {"m": {"a": 500.0}}
     assert desk.running("a") == 1
-    assert desk.snapshot().virtual_time == 480.0
+    assert desk.snapshot().virtual_times["m"] == 480.0
     assert desk.snapshot().usage["a"].output_tokens == 0
     desk.sync(info("y"), leases=(replace(lease, produced=10),))
-    assert desk.snapshot().tenants["a"].virtual_time == 500.0 + 2 * 2
+    assert desk.snapshot().tenants["a"].virtual_times["m"] == 500.0 + 2 * 2
     desk.clock.now += 0.6
     assert ids(desk.sync(info("y"), leases=(lease,))) == ["y"]
 
@@ -60,7 +62,7 @@ def test_work_that_an_ingress_started_by_itself_is_charged_in_full():
     desk = Desk(slots=1)
     own = LeaseInfo(info("own"), "r", produced=4, cached=0)
     desk.sync(leases=(own,))
-    assert desk.snapshot().tenants["a"].virtual_time == 100 + 2 * 4
+    assert desk.snapshot().tenants["a"].virtual_times["m"] == 100 + 2 * 4
     assert ids(desk.sync(info("x"), leases=(own,))) == []
     desk.sync(info("x"), endings=(ending(info("unheard-of"), produced=1),))
     usage = desk.snapshot().usage["a"]

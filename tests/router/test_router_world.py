@@ -31,6 +31,7 @@ LIMITS = {
     "b": {"weight": 3.0, "max_concurrency": 2, "max_queued": 2},
     "c": {"weight": 0.5, "max_concurrency": 8, "max_queued": 20},
 }
+MODELS = ("m", "n")
 GRACE_S = 0.5
 
 
@@ -47,16 +48,22 @@ class HostileWorld(RuleBasedStateMachine):
             grace_s=GRACE_S,
             cached_share=0.5,
         )
-        self.world.add_replica(slots=2, kv_tokens=60)
+        for model in MODELS:
+            self.world.add_replica(slots=2, kv_tokens=60, model=model)
         return self.world.add_ingress()
 
     @rule(target=ingresses)
     def start_ingress(self) -> Ingress:
         return self.world.add_ingress()
 
-    @rule(target=replicas, slots=st.integers(1, 4), kv_tokens=st.integers(20, 200))
-    def start_replica(self, slots: int, kv_tokens: int) -> Replica:
-        return self.act(lambda: self.world.add_replica(slots, kv_tokens))
+    @rule(
+        target=replicas,
+        slots=st.integers(1, 4),
+        kv_tokens=st.integers(20, 200),
+        model=st.sampled_from(MODELS),
+    )
+    def start_replica(self, slots: int, kv_tokens: int, model: str) -> Replica:
+        return self.act(lambda: self.world.add_replica(slots, kv_tokens, model))
 
     @rule(
         ingress=ingresses,
@@ -64,13 +71,19 @@ class HostileWorld(RuleBasedStateMachine):
         prompt=st.integers(1, 80),
         output=st.integers(1, 6),
         extra=st.integers(0, 50),
-        copies=st.integers(1, 4),
+        models=st.lists(st.sampled_from(MODELS), min_size=1, max_size=4),
     )
     def submit(
-        self, ingress: Ingress, tenant: str, prompt: int, output: int, extra: int, copies: int
+        self,
+        ingress: Ingress,
+        tenant: str,
+        prompt: int,
+        output: int,
+        extra: int,
+        models: list[str],
     ) -> None:
-        for _ in range(copies if self.alive(ingress) else 0):
-            self.world.submit(ingress, tenant, prompt, output, output + extra)
+        for model in models if self.alive(ingress) else ():
+            self.world.submit(ingress, tenant, prompt, output, output + extra, model=model)
 
     @rule(ingress=ingresses)
     def exchange(self, ingress: Ingress) -> None:
@@ -189,13 +202,14 @@ class HostileWorld(RuleBasedStateMachine):
         before = held_credits(router)
         result = action()
         snapshot = router.snapshot()
-        for request_id, (tenant, replica) in held_credits(router).items():
+        for request_id, (info, replica) in held_credits(router).items():
             if request_id not in before:
                 held = snapshot.replicas[replica]
+                assert held.model == info.model
                 assert held.leases <= held.slots
                 assert held.leases == 1 or held.kv_held <= held.kv_tokens
-                limit = router._tenants[tenant].max_concurrency
-                assert snapshot.tenants[tenant].running <= limit
+                limit = router._tenants[info.tenant].max_concurrency
+                assert snapshot.tenants[info.tenant].running <= limit
         if not router._in_grace():
             assert_work_conserving(router)
         return result

@@ -54,6 +54,7 @@ class Replica:
     jobs: dict[str, Job] = field(default_factory=dict)
     talks: bool = True
     """Whether it sends reports."""
+    model: str = "m"
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Ingress:
     waiting: dict[str, RequestInfo] = field(default_factory=dict)
     leases: dict[str, LeaseInfo] = field(default_factory=dict)
     endings: dict[str, Ending] = field(default_factory=dict)
-    virtual_times: dict[str, float] = field(default_factory=dict)
+    virtual_times: dict[str, dict[str, float]] = field(default_factory=dict)
     rates: dict[str, RateLimits] = field(default_factory=dict)
 
     def next_sync(self) -> Sync:
@@ -133,14 +134,16 @@ class World:
         self.ingresses[ingress.name] = ingress
         return ingress
 
-    def add_replica(self, slots: int, kv_tokens: int = 10**9) -> Replica:
-        replica = Replica(f"replica-{next(self._names)}", slots, kv_tokens)
+    def add_replica(self, slots: int, kv_tokens: int = 10**9, model: str = "m") -> Replica:
+        replica = Replica(f"replica-{next(self._names)}", slots, kv_tokens, model=model)
         self.replicas[replica.name] = replica
         self.report(replica)
         return replica
 
     def report(self, replica: Replica) -> None:
-        self.router.report(ReplicaReport(replica.name, replica.slots, replica.kv_tokens))
+        self.router.report(
+            ReplicaReport(replica.name, replica.slots, replica.kv_tokens, model=replica.model)
+        )
 
     def submit(
         self,
@@ -150,11 +153,12 @@ class World:
         output: int = 5,
         limit: int = 0,
         prefixes: tuple[int, ...] = (),
+        model: str = "m",
     ) -> str:
         request_id = f"request-{next(self._ids)}"
         self.lengths[request_id] = output
         ingress.waiting[request_id] = RequestInfo(
-            request_id, tenant, prompt, limit or output, model="m", prefixes=prefixes
+            request_id, tenant, prompt, limit or output, model=model, prefixes=prefixes
         )
         return request_id
 
@@ -271,11 +275,9 @@ class World:
 
 def assert_work_conserving(router: Router) -> None:
     """No free credit suits the first waiting request of any eligible tenant."""
-    dispatcher = router._dispatcher
-    for tenant in dispatcher.queue.tenants().values():
-        if tenant.eligible():
-            head = next(iter(tenant.waiting))
-            assert dispatcher.place(head) is None
+    for pool in router._pools:
+        for tenant in pool.queue.tenants().values():
+            assert not tenant.eligible() or pool.place(tenant.head) is None
 
 
 def assert_drained(router: Router) -> None:
@@ -285,18 +287,20 @@ def assert_drained(router: Router) -> None:
     assert all(tenant.running == 0 for tenant in snapshot.tenants.values())
     assert all(not replica.leases and not replica.kv_held for replica in snapshot.replicas.values())
     assert not any(snapshot.ingresses.values())
-    dispatcher = router._dispatcher
-    assert len(dispatcher.ledger) == 0
-    assert all(not tenant.counter.outstanding for tenant in dispatcher.queue.tenants().values())
-    assert all(not quota.held() for quota in dispatcher.quotas.values())
-    assert dispatcher.queue.waiting == 0
-    assert not any(band.prefixed for band in dispatcher.queue.bands)
+    accounts = router._accounts
+    assert len(accounts.ledger) == 0
+    assert all(not quota.held() for quota in accounts.quotas.values())
+    assert all(not each.running and not each.queued for each in accounts.concurrencies.values())
+    for pool in router._pools:
+        queues = pool.queue.tenants().values()
+        assert all(not tenant.counter.outstanding for tenant in queues)
+        assert not any(band.prefixed for band in pool.queue.bands)
 
 
-def held_credits(router: Router) -> dict[str, tuple[str, str]]:
-    """(tenant, replica) of each request that holds a credit not taken up yet."""
+def held_credits(router: Router) -> dict[str, tuple[RequestInfo, str]]:
+    """(request, replica) of each request that holds a credit not taken up yet."""
     return {
-        request_id: (request.info.tenant, request.replica)
+        request_id: (request.info, request.replica)
         for ingress in router._ingresses.values()
         for request_id, request in ingress.requests.items()
         if request.state is State.GRANTED

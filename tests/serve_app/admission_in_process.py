@@ -29,8 +29,10 @@ class AdmissionInProcess:
         rate: float = 0.0,
         tenants: Tenants = TENANTS,
         prices: PriceList | None = None,
+        model: str = "",
     ) -> None:
-        self.tenants = tenants
+        """model: of the replicas that are offered."""
+        self.tenants, self._model = tenants, model
         self._prices = prices
         self.rate = rate
         self.away = False
@@ -45,7 +47,8 @@ class AdmissionInProcess:
         self.router = self._new_router(self.router.epoch + 1)
 
     def offer(self, replica: str, slots: int, gpu: GpuTime | None = None) -> None:
-        self.router.report(ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu))
+        report = ReplicaReport(replica, slots, kv_tokens=100_000, gpu=gpu, model=self._model)
+        self.router.report(report)
         self._news.set()
 
     async def sync(self, sync: Sync) -> SyncReply:

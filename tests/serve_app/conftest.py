@@ -16,10 +16,12 @@ from transformers import PreTrainedTokenizerFast
 from router.tenant import Tenant, Tenants, digest
 from serve_app.api import create_app
 from serve_app.limits import Limits
+from serve_app.offers import Offer
 from tests.serve_app.text import TextBackend, byte_tokenizer
 from tests.serve_app.tokenizers_made import smollm2_tokenizer
 
 KEY = "sk-acme-0123456789"
+ACME = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)])])
 LIMITS = Limits(max_body_bytes=2_000_000, default_max_tokens=50)
 
 
@@ -53,18 +55,23 @@ def smollm2() -> PreTrainedTokenizerFast:
 def serve(
     backend: Any, tokenizer: PreTrainedTokenizerFast, limits: Limits, **options: Any
 ) -> Iterator[Site]:
-    """Until the end of the block."""
-    tenants = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)])])
-    app = create_app(
-        backend, tokenizer, tenants.find_by_key, limits, aliases=["text-alias"], **options
-    )
+    """One model, until the end of the block; options are the offer's."""
+    offer = Offer(backend.model_.name, backend, tokenizer, aliases=["text-alias"], **options)
+    with serve_offers([offer], limits) as site:
+        yield site
+
+
+@contextmanager
+def serve_offers(offers: list[Offer], limits: Limits, tenants: Tenants = ACME) -> Iterator[Site]:
+    """Models behind one server; the first one's backend is the site's."""
+    app = create_app(offers, tenants.find_by_key, limits)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
         time.sleep(0.005)
     port = server.servers[0].sockets[0].getsockname()[1]
-    yield Site(f"http://127.0.0.1:{port}", backend, app)
+    yield Site(f"http://127.0.0.1:{port}", offers[0].backend, app)
     server.should_exit = True
     thread.join(timeout=10)
 

@@ -23,6 +23,7 @@ from serve_app.admission_client import AdmissionClient
 from serve_app.api import create_app
 from serve_app.fleet import Fleet
 from serve_app.limits import Limits
+from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
 from serve_app.step_streams import StepStreams
 from serve_app.tenant_states import tenant_state
@@ -88,13 +89,12 @@ async def metered_site(
         tenants=[Tenant(id=name, keys=[digest(key_of(name))], **limits)
                  for name, limits in tenants.items()]
     )  # fmt: skip
-    admission = AdmissionInProcess(tenants=configured, prices=PRICES)
+    admission = AdmissionInProcess(tenants=configured, prices=PRICES, model="text")
     transport = Transport()
     client = AdmissionClient("ingress", admission.sync, admission.watch)
     streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0))
-    app = create_app(
-        Fleet("text", client, streams), byte_tokenizer(), configured.find_by_key, Limits()
-    )
+    offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
+    app = create_app([offer], configured.find_by_key, Limits())
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
     store = SqliteStore(":memory:")
 

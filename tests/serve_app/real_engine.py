@@ -43,7 +43,7 @@ class RealEngine:
     def __init__(self, engine: Engine, channel: QueueChannel, model: ServedModel) -> None:
         self.running = 0
         self.outcomes: Counter[str] = Counter()
-        self._engine, self._channel, self._model = engine, channel, model
+        self._engine, self._channel, self.model_ = engine, channel, model
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -59,7 +59,7 @@ class RealEngine:
         self._thread.join(timeout=20)
 
     async def model(self) -> ServedModel:
-        return self._model
+        return self.model_
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         name, channel = generation.request_id, self._channel

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -243,6 +244,30 @@ async def test_while_admission_is_away_a_tenants_own_credit_is_used_again(
     admission.away = False
     client.end("own", Outcome.SUCCEEDED)
     assert await asyncio.wait_for(others, 1) == Grant("other", 0, "a", 20)
+
+
+async def test_a_credit_is_used_again_for_the_same_model_and_by_priority(
+    admission: AdmissionInProcess, client: AdmissionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_client, "AWAY_S", 0.05)
+    admission.offer("a", 1)
+    await client.acquire(request("first"))
+    asked = [
+        replace(request("elsewhere"), model="another", priority=-9),
+        replace(request("patient"), priority=5),
+        replace(request("urgent"), priority=-5),
+    ]
+    elsewhere, patient, urgent = (asyncio.create_task(client.acquire(each)) for each in asked)
+    await until(lambda: admission.router.snapshot().queued == 3)
+    admission.away = True
+    client.end("first", Outcome.SUCCEEDED)
+    assert await asyncio.wait_for(urgent, 1) == Grant("urgent", 0, "a", 20)
+    client.end("urgent", Outcome.SUCCEEDED)
+    assert await asyncio.wait_for(patient, 1) == Grant("patient", 0, "a", 20)
+    client.end("patient", Outcome.SUCCEEDED)
+    await asyncio.sleep(0.1)
+    assert not elsewhere.done()
+    elsewhere.cancel()
 
 
 class User:

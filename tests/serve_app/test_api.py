@@ -82,6 +82,7 @@ def test_the_version_is_told(http: httpx.Client) -> None:
         {"guided_choice": None},
         {"stream_options": None},
         {"user": "someone"},
+        *[{"priority": value} for value in (None, 0, -1000, 1000)],
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
     ],
 )
@@ -135,6 +136,7 @@ def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[
         *[("stream", value) for value in (1, "true")],
         ("stream_options", []),
         ("user", 5),
+        *[("priority", value) for value in (-1001, 1001, 10**20, 1.0, True, "1", [])],
     ],
 )
 def test_wrong_values_are_refused_by_name(
@@ -255,9 +257,14 @@ def test_an_unknown_model_is_not_found(http: httpx.Client, name: str | None) -> 
         error = refused(reply, 404)
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "secret-name" not in reply.text
-    no_model = chat()
-    del no_model["model"]
-    refused(http.post(CHAT, json=no_model), 404)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, "/tokenize", "/detokenize"])
+def test_a_model_must_be_named(http: httpx.Client, path: str) -> None:
+    body = {CHAT: chat(), TEXT: text(), "/tokenize": text(), "/detokenize": {"tokens": [1]}}[path]
+    body.pop("model", None)
+    error = refused(http.post(path, json=body))
+    assert (error["type"], error["param"]) == ("invalid_request_error", "model")
 
 
 def test_an_unlimited_chat_answer_has_a_default(http: httpx.Client) -> None:

@@ -11,6 +11,8 @@ import yaml
 
 from serve_app.app import Admission, Ingress, Replica
 from serve_app.check import DEPLOYMENTS, check_serve_config
+from serve_app.settings import AppConfig
+from tests.models import save_tiny
 
 CONFIGS = sorted(
     path for path in Path("configs").glob("*.yaml") if "applications" in path.read_text()
@@ -47,7 +49,7 @@ def test_every_configuration_that_we_ship_is_fine(path: Path) -> None:
 
 
 def test_there_are_configurations_to_check() -> None:
-    assert {path.name for path in CONFIGS} >= {"local.yaml", "two-replicas.yaml", "hub.yaml"}
+    assert {path.name for path in CONFIGS} >= {"local.yaml", "two-models.yaml", "hub.yaml"}
 
 
 def test_a_good_configuration_passes(check: Callable[[dict[str, Any]], None]) -> None:
@@ -107,7 +109,39 @@ def test_the_user_config_of_admission_is_checked(check: Callable[[dict[str, Any]
 
 
 def test_the_names_of_the_deployments_are_those_of_their_classes() -> None:
-    assert set(DEPLOYMENTS) == {Admission.__name__, Ingress.__name__, Replica.__name__}
+    assert set(DEPLOYMENTS) == {Admission.__name__, Ingress.__name__}
+    args = good()["applications"][0]["args"]
+    assert list(AppConfig.model_validate(args).replica_deployments) == [Replica.__name__]
+
+
+def test_each_of_several_models_has_its_own_deployment(
+    check: Callable[[dict[str, Any]], None],
+) -> None:
+    data = good()
+    engine = {"model": "m"}
+    models = [{"name": "a", "engine": engine}, {"name": "b/c", "engine": engine}]
+    data["applications"][0]["args"] = {"models": models, "tenants": []}
+    with pytest.raises(ValueError, match="there are Admission, Ingress, Replica-a, Replica-b-c"):
+        check(data)
+    data["applications"][0]["deployments"][0]["name"] = "Replica-b-c"
+    check(data)
+    models[1]["engine"] = {"model": "m", "max_rowz": 3}
+    with pytest.raises(ValueError, match=r"models\.1\.engine\.max_rowz: "):
+        check(data)
+
+
+def test_the_command_looks_at_every_model(tmp_path: Path) -> None:
+    """The first can be served, the second does not exist."""
+    engines = [save_tiny(tmp_path), str(tmp_path / "nowhere")]
+    models = [{"name": f"m{n}", "engine": {"model": path}} for n, path in enumerate(engines)]
+    data = good()
+    data["applications"][0] |= {"args": {"models": models, "tenants": []}, "deployments": []}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    command = [sys.executable, "-W", "ignore", "-m", "serve_app.check", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nowhere" in done.stderr
 
 
 def test_the_command_ends_with_one_readable_line(tmp_path: Path) -> None:

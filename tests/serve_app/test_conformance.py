@@ -126,7 +126,7 @@ def test_chat(
     client: openai.OpenAI, reference: Reference, fields: dict[str, Any], stream: bool
 ) -> None:
     body = {"messages": [{"role": "user", "content": "Hello there"}], "seed": 7, **fields}
-    request = ChatRequest.model_validate(body)
+    request = ChatRequest.model_validate({"model": NAME, **body})
     prompt_ids = (257, *b"Hello there", 256, 258)
     wanted = expected(reference, request, prompt_ids)
     got = [""] * len(wanted)
@@ -143,7 +143,7 @@ def test_chat(
 @pytest.mark.parametrize("fields", PARAMETERS, ids=str)
 def test_completions(client: openai.OpenAI, reference: Reference, fields: dict[str, Any]) -> None:
     body = {"prompt": "Once upon", "max_tokens": 12, "seed": 3, **fields}
-    request = CompletionRequest.model_validate(body)
+    request = CompletionRequest.model_validate({"model": NAME, **body})
     answer = client.completions.create(model=NAME, **arguments(body))
     wanted = expected(reference, request, tuple(b"Once upon"))
     assert [choice.text for choice in answer.choices] == wanted
@@ -158,7 +158,7 @@ async def test_everything_at_once_with_the_async_client(
         calls = (client.completions.create(model=NAME, **arguments(body)) for body in bodies)
         answers = await asyncio.gather(*calls)
     for body, answer in zip(bodies, answers, strict=True):
-        request = CompletionRequest.model_validate(body)
+        request = CompletionRequest.model_validate({"model": NAME, **body})
         wanted = expected(reference, request, tuple(b"Once upon"))
         assert [choice.text for choice in answer.choices] == wanted
 
@@ -177,7 +177,7 @@ def test_logprobs_are_those_of_the_reference(
     for part in answer if stream else [answer]:
         logprobs = part.choices[0].logprobs
         told += logprobs.token_logprobs if logprobs else []
-    request = CompletionRequest.model_validate({**body, "echo": False})
+    request = CompletionRequest.model_validate({**body, "model": NAME, "echo": False})
     prompt = tuple(b"An echo")
     submit = Submit(
         request_id="x",

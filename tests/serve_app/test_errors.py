@@ -61,7 +61,7 @@ def test_validation_names_the_field_and_not_the_value() -> None:
     """C26."""
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate(
-            {"messages": [{"role": "SECRET", "content": "x"}], "n": "SECRET"}
+            {"model": "m", "messages": [{"role": "SECRET", "content": "x"}], "n": "SECRET"}
         )
     error = from_validation(caught.value)
     assert error.param == "n"

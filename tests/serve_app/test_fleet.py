@@ -41,7 +41,7 @@ class World:
 
     def __init__(self, chance: random.Random | None = None, rate: float = 0.0) -> None:
         self.transport = Transport(chance, rate)
-        self.admission = AdmissionInProcess(chance, rate)
+        self.admission = AdmissionInProcess(chance, rate, model="model")
         self.client = AdmissionClient("ingress", self.admission.sync, self.admission.watch)
         self.streams = StepStreams(
             "ingress", self.transport, lambda replica: self.admission.offer(replica, 0)

@@ -18,7 +18,9 @@ LIMITS = Limits(default_max_tokens=50)
 
 
 def sampled(prompt_tokens: int = 10, **fields: Any) -> Sampling:
-    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}], **fields})
+    request = ChatRequest.model_validate(
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}
+    )
     return sampling(request, prompt_tokens, MODEL, LIMITS)
 
 
@@ -28,8 +30,8 @@ def test_what_is_not_given_is_openais_default() -> None:
 
 
 def test_the_default_temperature_is_the_applications() -> None:
-    request = CompletionRequest.model_validate({"prompt": "x"})
-    named = CompletionRequest.model_validate({"prompt": "x", "temperature": 0.5})
+    request = CompletionRequest.model_validate({"model": "m", "prompt": "x"})
+    named = CompletionRequest.model_validate({"model": "m", "prompt": "x", "temperature": 0.5})
     limits = Limits(default_temperature=0.0)
     assert sampling(request, 10, MODEL, limits).temperature == 0
     assert sampling(named, 10, MODEL, limits).temperature == 0.5
@@ -49,7 +51,7 @@ def test_the_output_ends_with_the_context(prompt: int, most: int, least: int) ->
 
 def test_each_endpoint_has_its_default_length() -> None:
     """C31."""
-    request = CompletionRequest.model_validate({"prompt": "x"})
+    request = CompletionRequest.model_validate({"model": "m", "prompt": "x"})
     assert sampling(request, 10, MODEL, LIMITS).max_tokens == 16
     assert sampled().max_tokens == 50
     assert sampled(190).max_tokens == 10

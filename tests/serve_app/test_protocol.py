@@ -11,7 +11,7 @@ TURN = {"role": "user", "content": "x"}
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"messages": [TURN], **fields})
+    return ChatRequest.model_validate({"model": "m", "messages": [TURN], **fields})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_bad_stops_are_refused(stop: object) -> None:
 )
 def test_prompts_become_a_list(prompt: object, expected: list[object]) -> None:
     """R17."""
-    assert CompletionRequest.model_validate({"prompt": prompt}).prompt == expected
+    assert CompletionRequest.model_validate({"model": "m", "prompt": prompt}).prompt == expected
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,25 @@ async def test_a_tenant_has_its_own_context_and_models() -> None:
         assert hidden.json() == missing.json()
 
 
+async def test_a_priority_orders_what_a_tenant_has_waiting() -> None:
+    """A lower one goes first; each choice of a request has the request's own."""
+    async with metered_site(a={"max_concurrency": 1}) as site:
+        running = await occupy(site)
+        order: list[int] = []
+
+        async def ask(priority: int) -> None:
+            reply = await site.ask(priority=priority, n=2, stream=True)
+            assert reply.status_code == 200
+            order.append(priority)
+
+        asking = []
+        for number, priority in enumerate((7, 0, -7), start=1):
+            asking.append(asyncio.create_task(ask(priority)))
+            await until(lambda count=2 * number: site.admission.router.snapshot().queued == count)
+        await asyncio.gather(running, *asking)
+        assert order == [-7, 0, 7]
+
+
 async def test_without_a_key_only_the_anonymous_tenant_is_served() -> None:
     body = {"model": "text", "prompt": "hello", "max_tokens": 1}
     for limits, status in (({"anonymous": True}, 200), ({}, 401)):

@@ -45,8 +45,9 @@ def test_a_price_of_a_gpu_is_an_amount_of_money() -> None:
 
 
 def test_what_is_left_out_has_a_default() -> None:
-    assert (config().replicas, config().ingresses) == (1, 1)
-    assert config().engine.max_rows == 16
+    (model,) = config().served
+    assert (model.replicas, config().ingresses) == (1, 1)
+    assert model.engine.max_rows == 16
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,70 @@ def test_an_error_does_not_quote_what_was_given() -> None:
 
 @pytest.mark.parametrize(("rows", "lookahead"), [(1, 1), (8, 1), (16, 2), (256, 32)])
 def test_the_lookahead_is_an_eighth_of_the_rows_by_default(rows: int, lookahead: int) -> None:
-    assert config(engine={"model": "m", "max_rows": rows}).lookahead_credits == lookahead
-    assert config(lookahead=0).lookahead_credits == 0
+    (model,) = config(engine={"model": "m", "max_rows": rows}).served
+    assert model.lookahead_credits == lookahead
+    assert config(lookahead=0).served[0].lookahead_credits == 0
+
+
+def models(*options: dict[str, Any], **others: Any) -> AppConfig:
+    """An application with several models."""
+    named = [{"engine": {"model": "some/model"}} | each for each in options]
+    return AppConfig.model_validate({"models": named, "tenants": []} | others)
+
+
+def test_one_model_is_written_flat_and_several_as_a_list() -> None:
+    """Both say the same of a model."""
+    options = {"reasoning": {"start": "<a>"}, "replicas": 3, "lookahead": 5}
+    flat = config(model_aliases=["alias"], **options)
+    listed = models({"name": "m", "aliases": ["alias"], **options}, {"name": "other"})
+    assert flat.served == listed.served[:1]
+    assert list(flat.replica_deployments) == ["Replica"]
+
+
+def test_the_replicas_of_each_model_are_a_deployment_of_their_own() -> None:
+    both = models({"name": "Qwen/Qwen3"}, {"name": "small.1"})
+    assert list(both.replica_deployments) == ["Replica-Qwen-Qwen3", "Replica-small.1"]
+    assert list(both.replica_deployments.values()) == list(both.served)
+    with pytest.raises(ValidationError, match="special characters"):
+        models({"name": "a/b"}, {"name": "a b"})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [{"name": "a"}, {"name": "a"}],
+        [{"name": "a"}, {"name": "b", "aliases": ["a"]}],
+        [{"name": "a", "aliases": ["x"]}, {"name": "b", "aliases": ["x"]}],
+        [{"name": "a", "aliases": ["a"]}],
+    ],
+)
+def test_a_name_stands_for_one_model(names: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValidationError, match="twice"):
+        models(*names)
+
+
+def test_prices_are_by_model() -> None:
+    prices = {"a": {"prompt": 1.0}, "b": {"prompt": 2.0}}
+    assert models({"name": "a"}, {"name": "b"}, prices=prices).prices["b"].prompt == 2.0
+    with pytest.raises(ValidationError, match="prices names 'b', but there is only 'a'"):
+        models({"name": "a", "aliases": ["alias"]}, prices=prices)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"models": []}, "models"),
+        ({"model_name": "m"}, "model_name and engine, or a list of models"),
+        ({"engine": {"model": "m"}}, "model_name and engine, or a list of models"),
+        ({}, "model_name and engine, or a list of models"),
+        ({"models": [{"name": "a"}]}, "engine"),
+        ({"models": [{"name": "a", "engine": {"model": "m"}, "replica": 2}]}, r"models\.0\.repl"),
+        ({"models": [{"name": "a", "engine": {"model": "m"}}], "replicas": 2}, "replicas cannot"),
+    ],
+)
+def test_models_are_described_in_one_way(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        AppConfig.model_validate({"tenants": []} | options)
 
 
 def test_tenants_come_from_a_file_or_from_the_settings_themselves(tmp_path: Path) -> None:

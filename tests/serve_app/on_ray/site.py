@@ -40,10 +40,13 @@ class Site:
         config["applications"][0]["deployments"] = [
             {"name": name, **options} for name, options in overrides.items()
         ]
-        schema = ServeDeploySchema.model_validate(config)
-        client = serve.context._get_global_client()
-        await asyncio.to_thread(client.deploy_apps, schema, _blocking=True)
+        await _apply(config)
         await self.wait_ready()
+
+    async def deploy_beside(self, application: dict[str, Any]) -> None:
+        """Run another application, too, until the next `deploy`."""
+        own = self._config["applications"]
+        await _apply({**self._config, "applications": [*own, application]})
 
     async def wait_ready(self) -> None:
         """Every ingress is ready; the proxy picks one for each call."""
@@ -89,6 +92,12 @@ class Site:
         state = await self.snapshot()
         leases = sum(replica.leases for replica in state.replicas.values())
         return state.queued == leases == await self.running() == 0
+
+
+async def _apply(config: dict[str, Any]) -> None:
+    schema = ServeDeploySchema.model_validate(config)
+    client = serve.context._get_global_client()
+    await asyncio.to_thread(client.deploy_apps, schema, _blocking=True)
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 15.0) -> None:

@@ -1,0 +1,51 @@
+"""What the pools of all models share: the ledger, and what each tenant is limited in.
+
+Knows neither order nor replicas.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from router.concurrency import Concurrency
+from router.ledger import Ledger, Past
+from router.pricing import PriceList
+from router.quota import Quota
+from router.tenant import Tenant
+
+
+class Accounts:
+    """Of every tenant that there ever was: one that comes back finds its counters."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        prices: PriceList | None = None,
+        past: Past | None = None,
+    ) -> None:
+        self.ledger = Ledger()
+        self.prices = prices or PriceList({})
+        self.quotas: dict[str, Quota] = {}
+        self.concurrencies: dict[str, Concurrency] = {}
+        """Of the tenants that some pool knows."""
+        self._clock, self._wall, self._past = clock, wall, past
+
+    def configure(self, tenants: Iterable[Tenant]) -> None:
+        """Take over quotas; what is used of them stays. The queues tell the concurrency."""
+        for tenant in tenants:
+            quota = self.quotas.get(tenant.id)
+            if quota is not None:
+                quota.configure(tenant)
+                continue
+            quota = Quota(tenant, self.prices, self._clock, self._wall)
+            if self._past is not None:
+                quota.restore(partial(self._past.spent, tenant.id))
+            self.quotas[tenant.id] = quota
+
+    def queued(self, tenant: str) -> int:
+        """Requests of a tenant that wait, for whichever model."""
+        concurrency = self.concurrencies.get(tenant)
+        return concurrency.queued if concurrency is not None else 0

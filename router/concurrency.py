@@ -1,0 +1,42 @@
+"""How many requests of one tenant run, in the pools of all models together.
+
+It knows the tenant's queues, one per pool, but neither order nor replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from router.band import TenantQueue
+
+
+@dataclass(slots=True, eq=False)
+class Concurrency:
+    """A place that becomes free where all were taken makes every queue of the tenant eligible."""
+
+    limit: int = 0
+    running: int = 0
+    """More than the limit where that has fallen, or where work that runs became known late."""
+    queues: list[TenantQueue] = field(default_factory=list)
+
+    @property
+    def free(self) -> bool:
+        return self.running < self.limit
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return sum(queue.queued for queue in self.queues)
+
+    def resize(self, limit: int) -> None:
+        was_free, self.limit = self.free, limit
+        if not was_free and self.free:
+            self.activate()
+
+    def activate(self) -> None:
+        """A place has become free where there was none."""
+        for queue in self.queues:
+            if queue.waiting:
+                queue.band.activate(queue)

@@ -1,0 +1,77 @@
+"""A pool of replicas for each model: its own queue and credits, and accounts in common.
+
+The module knows neither ingresses nor what they say.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, ItemsView, Iterable, Iterator
+
+from router.accounts import Accounts
+from router.dispatcher import Dispatcher
+from router.policy import FairPolicy
+from router.request import Request
+from router.tenant import Tenant
+
+
+class Pools:
+    """Pools by name of the model. One comes to be when it is first heard of."""
+
+    def __init__(
+        self,
+        policy: FairPolicy,
+        clock: Callable[[], float],
+        report_timeout_s: float,
+        accounts: Accounts,
+    ) -> None:
+        self.accounts = accounts
+        self._policy, self._clock, self._report_timeout_s = policy, clock, report_timeout_s
+        self._tenants: list[Tenant] = []
+        self._pools: OrderedDict[str, Dispatcher] = OrderedDict()
+        """The one that granted last is the last: what a tenant may run at once goes round."""
+
+    def of(self, model: str) -> Dispatcher:
+        """The pool of a model."""
+        pool = self._pools.get(model)
+        if pool is None:
+            pool = Dispatcher(self._policy, self._clock, self._report_timeout_s, self.accounts)
+            pool.configure(self._tenants)
+            self._pools[model] = pool
+        return pool
+
+    def __iter__(self) -> Iterator[Dispatcher]:
+        return iter(self._pools.values())
+
+    def items(self) -> ItemsView[str, Dispatcher]:
+        return self._pools.items()
+
+    @property
+    def waiting(self) -> int:
+        """Requests of all tenants that wait."""
+        return sum(pool.queue.waiting for pool in self)
+
+    def configure(self, tenants: Iterable[Tenant]) -> None:
+        """Take over weights and limits; counters stay."""
+        self._tenants = list(tenants)
+        self.accounts.configure(self._tenants)
+        for pool in self:
+            pool.configure(self._tenants)
+
+    def dispatch(self) -> list[Request]:
+        """Grant until no free credit of any pool suits a waiting request of its own."""
+        granted: list[Request] = []
+        for model, pool in list(self._pools.items()):
+            if requests := pool.dispatch():
+                granted += requests
+                self._pools.move_to_end(model)
+        return granted
+
+    def overdue(self) -> list[Request]:
+        """Requests that wait, have not begun, and have passed their deadlines."""
+        return [request for pool in self for request in pool.overdue()]
+
+    def expire(self) -> None:
+        """Withdraw the credits of silent replicas."""
+        for pool in self:
+            pool.expire()

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from router.messages import ReplicaReport, RequestInfo, Sync
+from router.policy import FairPolicy
+from serve_app.router_deployment import Admission
+from tests.serve_app.test_admission_client import until
+
+
+class AdmissionAlone(Admission):
+    """Without Serve, which would await the end."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.fixture
+async def admission() -> AsyncIterator[Admission]:
+    """As Serve starts one."""
+    admission = AdmissionAlone(FairPolicy())
+    await admission.reconfigure({"tenants": [{"id": "acme"}]})
+    yield admission
+    admission._clock.cancel()
+    admission._writing.cancel()
+
+
+def report(replica: str, model: str, slots: int = 0) -> ReplicaReport:
+    return ReplicaReport(replica, slots, kv_tokens=1000, model=model)
+
+
+async def test_a_replica_hears_of_those_only_who_wait_for_its_model(admission: Admission) -> None:
+    """What waits for another model does not starve it."""
+    await admission.report(report("r", "m"))
+    info = RequestInfo("x", "acme", 10, 10, model="n")
+    await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 0, waiting=(info,))))
+    await until(lambda: admission._waiting.get("n"))
+    assert await admission.report(report("r", "m")) is False
+    assert await admission.report(report("s", "n")) is True
+
+
+async def test_ingresses_hear_which_replica_serves_which_model(admission: Admission) -> None:
+    await admission.report(report("r", "m", slots=2))
+    await admission.report(report("s", "n", slots=1))
+    hint = await admission.watch("i", (0, 0))
+    assert hint.notice is not None
+    assert hint.notice.replicas == {"r": "m", "s": "n"}
+    await admission.report(report("r", "m"))
+    assert (await admission.watch("i", hint.notice.version)).notice.replicas == {"s": "n"}
