@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 from serve_app.backend import Backend
 from serve_app.choices import Choice, Piece, follow_all
-from serve_app.replies import Reply, Usage, usage
+from serve_app.pacing import Outgoing, Pace
+from serve_app.replies import KEEP_ALIVE, Reply, Usage, usage
+
+KEEP_ALIVE_S = 10.0
+"""A stream that has nothing to tell for this long sends a comment: proxies give silent ones up."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,22 @@ class Answer:
         shown = [p._replace(choice=places[p.choice]) for p in pieces if p.choice in places]
         return shown, [self.choices[index] for index in kept]
 
-    async def events(self, include_usage: bool) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; [DONE] comes when all sequences are settled."""
+    async def events(
+        self, include_usage: bool, pace: Pace, timeout_s: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Server-sent events, one or more at a time, within `timeout_s` if that is given; the last
+        ones, with [DONE], come when all sequences are settled.
+        """
         writer = self.reply.events(include_usage)
-        async with aclosing(follow_all(self.choices, self.backend)) as batches:
-            async for batch in batches:
-                yield writer.pieces(batch)
-        yield writer.closing(self._usage())
+        async with Outgoing(follow_all(self.choices, self.backend), pace, timeout_s) as outgoing:
+            while True:
+                pieces = await outgoing.take(KEEP_ALIVE_S)
+                events = writer.pieces(pieces) if pieces else KEEP_ALIVE
+                if outgoing.ended:
+                    break
+                if events:
+                    yield events
+        yield events + writer.closing(self._usage())
 
     def _usage(self) -> Usage:
         return usage(self.choices, self.prompts)

@@ -19,6 +19,7 @@ from serve_app.auth import BearerAuth, FindTenant
 from serve_app.backend import Generation, ServedModel, Unavailable
 from serve_app.body import read_body
 from serve_app.choices import Choice
+from serve_app.deadline import timeout_of
 from serve_app.edge import Edge
 from serve_app.errors import invalid
 from serve_app.fields import Prompt
@@ -26,6 +27,7 @@ from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
 from serve_app.offers import Offer, Offers
 from serve_app.openapi import document
+from serve_app.pacing import Pace
 from serve_app.parameters import check_ids, check_prompt, sampling
 from serve_app.protocol import (
     ChatRequest,
@@ -37,7 +39,7 @@ from serve_app.protocol import (
 from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
-from serve_app.streaming import EventStream, PlainAnswer, timeout_of
+from serve_app.streaming import EventStream, PlainAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Api:
     def __init__(self, offers: Offers, limits: Limits) -> None:
         self._offers = offers
         self._limits = limits
+        self._pace = Pace(limits.max_chunk_delay_ms / 1000)
         self._names_logged: set[str] = set()
 
     async def health(self) -> Response:
@@ -199,7 +202,7 @@ class Api:
                 choices.append(Choice(index, generation, text, silent=body.no_output))
         answer = Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply)
         if body.stream:
-            return EventStream(answer.events(body.include_usage), timeout_s)
+            return EventStream(answer.events(body.include_usage, self._pace, timeout_s))
         return PlainAnswer(answer.whole, timeout_s)
 
     def _log_unknown(self, body: GenerationRequest) -> None:

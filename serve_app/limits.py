@@ -25,6 +25,9 @@ class Limits:
     """The same for /v1/completions, where OpenAI's documents say 16."""
     default_temperature: float = 1.0
     """Of a request that names none. 1 is OpenAI's; small models talk sense at 0 only."""
+    max_chunk_delay_ms: int = 150
+    """With many streams, text waits up to this long to be sent in fewer, larger chunks; 0 sends
+    each token at once (`serve_app.pacing`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.default_temperature <= 2:
@@ -32,5 +35,6 @@ class Limits:
                 f"api.default_temperature must lie in [0, 2], not {self.default_temperature}"
             )
         for name, value in asdict(self).items():
-            if name != "default_temperature" and value < 1:
-                raise ValueError(f"api.{name} must be at least 1, not {value}")
+            least = 0 if name in ("default_temperature", "max_chunk_delay_ms") else 1
+            if value < least:
+                raise ValueError(f"api.{name} must be at least {least}, not {value}")

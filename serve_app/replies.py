@@ -18,6 +18,8 @@ from serve_app.shapes import Shape
 _encode = msgspec.json.Encoder().encode
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which clients skip."""
 
 
 class PromptDetails(msgspec.Struct):

@@ -61,9 +61,13 @@ class ToolCallReader:
     def push(self, text: str, *, last: bool) -> tuple[str, list[CallDelta]]:
         """(content, calls) that are certain now; all that is left with the last text."""
         self._buffer += text
-        content, deltas = "", []
+        content = ""
+        deltas: list[CallDelta] = []
         for part in self._parts(last):
             if isinstance(part, CallDelta):
+                if deltas and deltas[-1].number == part.number:
+                    before = deltas.pop()
+                    part = before._replace(arguments=before.arguments + part.arguments)
                 deltas.append(part)
             elif not self.calls:  # between calls there is but a line break
                 content += part

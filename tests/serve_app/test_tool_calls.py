@@ -53,6 +53,12 @@ def test_calls_are_read_however_the_text_is_cut(
     assert joined(parts) == (content, calls)
 
 
+def test_what_comes_at_once_of_a_call_is_one_delta() -> None:
+    text = written("f", '{"a": 1}') + "\n" + written("g", "{}")
+    _, deltas = ToolCallReader().push(text, last=True)
+    assert [(delta.name, delta.arguments) for delta in deltas] == [("f", '{"a": 1}'), ("g", "{}")]
+
+
 def test_content_is_held_back_only_where_a_mark_may_begin() -> None:
     reader = ToolCallReader()
     assert reader.push("a <b", last=False) == ("a <b", [])

@@ -65,7 +65,7 @@ def test_a_silent_stream_is_kept_alive(
     http: httpx.Client, backend: TextBackend, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     """By comments, which clients skip. What fails after one is an error event."""
-    monkeypatch.setattr("serve_app.streaming.KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr("serve_app.answers.KEEP_ALIVE_S", 0.02)
     backend.delay_s = 0.11
     backend.fail_after = 0 if fails else None
     reply = http.post("/v1/chat/completions", json=chat("a", stream=True))
@@ -81,7 +81,7 @@ def test_a_silent_stream_is_kept_alive(
 def test_the_client_skips_comments(
     client: openai.OpenAI, backend: TextBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.streaming.KEEP_ALIVE_S", 0.02)
+    monkeypatch.setattr("serve_app.answers.KEEP_ALIVE_S", 0.02)
     backend.delay_s = 0.05
     chunks = client.chat.completions.create(**chat("hello"), stream=True)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
