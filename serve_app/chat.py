@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.conversation import Function, Message
 from serve_app.errors import invalid, too_long
+from serve_app.special_tokens import SpecialTokens
 from serve_app.tool_calls import instructions, written
 
 Turns: TypeAlias = "list[dict[str, Any]]"
@@ -44,6 +45,7 @@ class PromptEncoder:
         self.vocab_size: int = max(vocabulary.values()) + 1
         """Ids at or above it have no text."""
         self._longest_token = max(len(token.encode()) for token in vocabulary)
+        self._special = SpecialTokens(self._backend)
         self._knows_tools = False
         """The chat template writes tools and calls by itself."""
         self._warm_up()
@@ -68,7 +70,7 @@ class PromptEncoder:
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> tuple[str, tuple[int, ...]]:
         """Text and ids of the conversation and the opening of the answer, which may call the
-        tools. variables: of the chat template.
+        tools. variables: of the chat template. Special tokens in what the client wrote are text.
 
         Raises ApiError if there is no template, if it refuses the conversation, or if the
         prompt cannot fit into `max_model_len` tokens.
@@ -78,15 +80,18 @@ class PromptEncoder:
         offered = [_described(tool) for tool in tools]
         try:
             if self._knows_tools:
-                text = self._render([_native(turn) for turn in messages], offered, variables)
+                turns = [_native(turn) for turn in messages]
             else:
-                text = self._render(_with_instructions(messages, offered), (), variables)
+                turns, offered = _with_instructions(messages, offered), []
+            given = self._special.mark([turns, offered, variables])
+            text = self._render(*given)
         except Exception:
             # A template is code of the model's authors, and raises whatever it likes.
             message = "The chat template of this model refuses the conversation."
             raise invalid(message, "messages") from None
-        ids = await self._encode(text, max_model_len, "messages", add_special_tokens=False)
-        return text, ids
+        encode = partial(self._special.encode, text)
+        text = self._special.without_marks(text)
+        return text, await self._encode(text, encode, max_model_len, "messages")
 
     async def text(
         self, text: str, max_model_len: int, *, add_special_tokens: bool = True
@@ -95,9 +100,12 @@ class PromptEncoder:
 
         Raises ApiError if the prompt cannot fit into `max_model_len` tokens.
         """
-        return await self._encode(
-            text, max_model_len, "prompt", add_special_tokens=add_special_tokens
-        )
+
+        def encode() -> list[int]:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+
+        return await self._encode(text, encode, max_model_len, "prompt")
 
     def bad_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as tokens: as the start of a text, and behind other words."""
@@ -121,17 +129,16 @@ class PromptEncoder:
         return str(text)
 
     async def _encode(
-        self, text: str, max_model_len: int, param: str, *, add_special_tokens: bool
+        self, text: str, encode: Callable[[], list[int]], max_model_len: int, param: str
     ) -> tuple[int, ...]:
         # No token covers more bytes than the longest one does: what is far too long is refused
         # without the seconds that tokenising it would take.
         at_least = len(text) // self._longest_token
         if at_least > max_model_len:
             raise too_long(f"at least {at_least}", max_model_len, param)
-        encode = partial(self._backend.encode, text, add_special_tokens=add_special_tokens)
         if len(text) > INLINE_CHARS:
-            return tuple((await asyncio.to_thread(encode)).ids)
-        return tuple(encode().ids)
+            return tuple(await asyncio.to_thread(encode))
+        return tuple(encode())
 
 
 def _described(tool: Function) -> Mapping[str, Any]:
