@@ -168,7 +168,8 @@ class Dispatcher:
             self._charge(request, self.ledger.refund(info.request_id))
         used = self.ledger.used(info.request_id)
         if outcome is Outcome.SUCCEEDED:
-            self.estimates.finished(info.tenant, used.output, self._clock() - request.since)
+            duration_s = self._clock() - request.since
+            self.estimates.finished(info.tenant, used.output, duration_s, request.gpu_s)
         self.release(request)
         price = self._settle(request, used if outcome else Used())
         windows = request.hold.windows if request.hold is not None else ()

@@ -121,6 +121,12 @@ class Ledger:
             for tenant, usage in self._usage.items()
         }
 
+    def slo_counts(self) -> tuple[int, int]:
+        """Requests that succeeded, and those of them that kept what was promised."""
+        totals = self._usage.values()
+        succeeded = sum(usage.outcomes[Outcome.SUCCEEDED] for usage in totals)
+        return succeeded, sum(usage.slo_met for usage in totals)
+
     def open(self, info: RequestInfo) -> None:
         """Begin to account for a request; repeated calls are ignored."""
         if info.request_id in self._open:

@@ -120,6 +120,8 @@ class Sync:
     sync that follows the first reply of a new epoch, all that earlier ones told."""
     rates_epoch: int = 0
     """Epoch of who told them."""
+    sleepers: dict[str, int] = field(default_factory=dict)
+    """By model, requests that cannot be shown yet: no replica has run that told what it serves."""
 
 
 @dataclass(frozen=True, slots=True)

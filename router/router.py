@@ -34,6 +34,7 @@ from router.pricing import PriceList
 from router.request import Request, State
 from router.snapshot import Snapshot, take_snapshot
 from router.tenant import Tenant, Tenants
+from router.workload import Workload, measure
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class _Ingress:
     name: str
     sequence: int = -1
     seen_at: float = 0.0
+    sleepers: dict[str, int] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
     settled: dict[str, str] = field(default_factory=dict)
     """Tenant of each request whose ending the last sync showed; all are booked."""
@@ -102,6 +104,7 @@ class Router:
         if sync.sequence < ingress.sequence:
             return self._reply(ingress)
         ingress.sequence, ingress.seen_at = sync.sequence, self._clock()
+        ingress.sleepers = sync.sleepers
         resumed = sync.epoch not in (0, self.epoch)
         if resumed:
             for model, virtual_times in sync.virtual_times.items():
@@ -144,6 +147,7 @@ class Router:
         for ingress in list(self._ingresses.values()):
             silence = now - ingress.seen_at
             if silence > self._ingress_timeout_s:
+                ingress.sleepers = {}
                 for request in ingress.requests.values():
                     self._pool(request).release(request)
             if silence > self._forget_s:
@@ -182,6 +186,20 @@ class Router:
         """Counts of everything; O(tenants)."""
         ingresses = {name: len(entry.requests) for name, entry in self._ingresses.items()}
         return take_snapshot(self.epoch, self._pools, ingresses)
+
+    def workload(self) -> dict[str, Workload]:
+        """What waits, as GPU time, by model; O(tenants)."""
+        sleepers: Counter[str] = Counter()
+        for ingress in self._ingresses.values():
+            sleepers.update(ingress.sleepers)
+        for model in sleepers:
+            self._pools.of(model)
+        return {model: measure(pool, sleepers[model]) for model, pool in self._pools.items()}
+
+    def slo_counts(self) -> tuple[int, int]:
+        """Answers that broke their tenant's SLO, since the start, of so many that succeeded."""
+        succeeded, met = self._accounts.ledger.slo_counts()
+        return succeeded - met, succeeded
 
     def _learn_rates(self, rates: Mapping[str, RateLimits]) -> None:
         """Take over what an earlier router has counted."""

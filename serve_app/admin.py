@@ -1,6 +1,7 @@
-"""What administrators may read: the tenants and their usage. `GET /admin/tenants`, `/admin/usage`.
+"""What administrators may read: tenants, usage, scaling. `GET /admin/tenants`, `/admin/usage`,
+`/admin/scaling`.
 
-ASGI middleware around the application: exactly these two paths are its own, and only a key for
+ASGI middleware around the application: exactly these paths are its own, and only a key for
 administrators opens them. Where there is no such key, they do not exist. It shows no API key
 and no digest.
 """
@@ -31,6 +32,7 @@ DAY_S = 86_400
 READING = ("GET", "HEAD")
 
 TenantStates = Callable[[], Awaitable[list[dict[str, Any]]]]
+Scaling = Callable[[], Awaitable[dict[str, Any]]]
 Usage = Callable[[float, float, str | None], Awaitable[UsageReport]]
 
 COUNTS = [
@@ -48,10 +50,15 @@ class AdminApi:
         is_admin: Callable[[str], bool],
         tenants: TenantStates,
         usage: Usage,
+        scaling: Scaling,
     ) -> None:
         self._app, self._is_admin = app, is_admin
-        self._tenants, self._usage = tenants, usage
-        self._routes = {"/admin/tenants": self._list_tenants, "/admin/usage": self._list_usage}
+        self._tenants, self._usage, self._scaling = tenants, usage, scaling
+        self._routes = {
+            "/admin/tenants": self._list_tenants,
+            "/admin/usage": self._list_usage,
+            "/admin/scaling": self._list_scaling,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
@@ -71,6 +78,9 @@ class AdminApi:
 
     async def _list_tenants(self, query: QueryParams) -> Response:
         return _json({"data": await self._tenants()})
+
+    async def _list_scaling(self, query: QueryParams) -> Response:
+        return _json(await self._scaling())
 
     async def _list_usage(self, query: QueryParams) -> Response:
         now = time.time()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -110,6 +112,7 @@ class AdmissionClient:
         self.ingress = ingress
         self.epoch = 0
         """Epoch of the Admission that answered last; 0 before the first answer."""
+        self._sleepers: Counter[str] = Counter()
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._sequence = 0
         self._answered_at = float("-inf")
@@ -166,6 +169,16 @@ class AdmissionClient:
         self._waiting[request.request_id] = _Waiting(request, granted, asked_at, gpu_s)
         self._changed.set()
         return await granted
+
+    @contextmanager
+    def sleeping(self, model: str) -> Iterator[None]:
+        """A request waits for a first replica: let Admission know that one is wanted."""
+        self._sleepers[model] += 1
+        self._changed.set()
+        try:
+            yield
+        finally:
+            self._sleepers[model] -= 1
 
     def progress(
         self, request_id: str, produced: int, cached: int | None, gpu_s: float = 0.0
@@ -257,6 +270,7 @@ class AdmissionClient:
             virtual_times=self._virtual_times,
             rates=self._used_rates(),
             rates_epoch=self._rates_to_repeat[0],
+            sleepers={model: count for model, count in self._sleepers.items() if count},
         )
 
     def _used_rates(self) -> dict[str, RateLimits]:

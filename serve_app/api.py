@@ -87,7 +87,7 @@ class Api:
     async def ready(self) -> Response:
         """200 while every model can serve, else 503."""
         for offer in self._offers:
-            await offer.backend.model()
+            await offer.backend.check_ready()
         return _json({"status": "ready"})
 
     async def list_models(self, request: Request) -> Response:

@@ -17,10 +17,13 @@ from serve_app.model_check import check_model
 from serve_app.placement import Placement
 from serve_app.replica_deployment import Replica
 from serve_app.router_deployment import Admission
-from serve_app.settings import AppConfig, require_prices
+from serve_app.settings import AppConfig, Autoscaling, ModelConfig, require_prices
 
 UNLIMITED = 1_000_000
 """Serve must never queue: the one queue is Admission's."""
+
+SIGNALS_S = 1.0
+"""How often signals reach the policy."""
 
 COMMON: dict[str, Any] = {
     "max_ongoing_requests": UNLIMITED,
@@ -42,6 +45,36 @@ ON_GPU: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0, "num_gpus": 1}}
 """Ray hides the GPUs from an actor that asks for none."""
 
 
+def _followed(bounds: Autoscaling) -> dict[str, Any]:
+    """Options of a deployment whose signals the policy sees. It does its own waiting."""
+    return {
+        "autoscaling_config": {
+            "min_replicas": bounds.min_replicas,
+            "max_replicas": bounds.max_replicas,
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 0,
+            "metrics_interval_s": SIGNALS_S,
+            "look_back_period_s": bounds.window_s,
+        }
+    }
+
+
+def _number(model: ModelConfig) -> dict[str, Any]:
+    """How many replicas of a model there are."""
+    if model.autoscaling is None:
+        return {"num_replicas": model.replicas}
+    return _followed(model.autoscaling)
+
+
+def _one_admission(config: AppConfig) -> dict[str, Any]:
+    """The policy sees only what Serve may scale: where it scales anything, Admission is one of
+    those, from 1 to 1."""
+    followed = [model.autoscaling for model in config.served if model.autoscaling is not None]
+    if not followed:
+        return {"num_replicas": 1}
+    return _followed(Autoscaling(max_replicas=1, window_s=followed[0].window_s))
+
+
 def build(config: AppConfig) -> Application:
     """Serve checks `args` against `AppConfig` and calls this. Raises ValueError or OSError on
     tenants that cannot be read and on models that cannot be served: here, once, and not in each
@@ -52,16 +85,16 @@ def build(config: AppConfig) -> Application:
         check_model(model.engine)
     admission = serve.deployment(
         Admission,
-        num_replicas=1,
         user_config=config.tenants_source.model_dump(mode="json"),
+        **_one_admission(config),
         **INTERNAL,
     ).bind(config.fairness, config.prices, config.usage, config.gpu_dollars_per_hour)
     replicas = {
         model.name: serve.deployment(
             Replica,
             name=deployment,
-            num_replicas=model.replicas,
             request_router_config=RequestRouterConfig(request_router_class=Placement),
+            **_number(model),
             **(INTERNAL | ON_GPU if model.engine.device == "cuda" else INTERNAL),
         ).bind(model.name, model.engine, model.lookahead_credits, admission)
         for deployment, model in config.replica_deployments.items()

@@ -98,8 +98,12 @@ class Backend(Protocol):
     async def model(self) -> ServedModel:
         """The model that is served. Cheap: it is asked for on every request.
 
-        Raises Unavailable while no replica is ready.
+        Raises Unavailable while no replica is ready; where a request starts one, it waits for
+        that.
         """
+
+    async def check_ready(self) -> None:
+        """Raises Unavailable where requests had better go elsewhere. It wakes nobody."""
 
     def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """The sequence, token by token; the last delta carries the finish reason.

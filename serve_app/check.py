@@ -15,12 +15,15 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from serve_app.model_check import check_model
+from serve_app.scaling_types import read_limits
 from serve_app.settings import AppConfig, TenantsSource, require_prices
 
 BUILDER = "serve_app.app:build"
+POLICY = "serve_app.scaling_policy:ScalingPolicy"
 DEPLOYMENTS = ("Admission", "Ingress")
 """What `BUILDER` builds beside replicas, and a file may set options of."""
 
@@ -47,6 +50,7 @@ def check_serve_config(path: Path) -> list[AppConfig]:
 def _check_application(application: ServeApplicationSchema) -> AppConfig:
     config = AppConfig.model_validate(application.args)
     require_prices(config.tenants_source.load(), config.prices)
+    _check_scaling(application, config)
     known = (*DEPLOYMENTS, *config.replica_deployments)
     for deployment in application.deployments:
         if deployment.name not in known:
@@ -56,6 +60,26 @@ def _check_application(application: ServeApplicationSchema) -> AppConfig:
             source = TenantsSource.model_validate(deployment.user_config)
             require_prices(source.load(), config.prices)
     return config
+
+
+def _check_scaling(application: ServeApplicationSchema, config: AppConfig) -> None:
+    """The bounds stand in our settings, the rest with Serve's: one without the other scales
+    nothing, or by counting requests."""
+    written = application.autoscaling_policy or {}
+    if mistakes := list(_unknown_keys(AutoscalingPolicy, written, "autoscaling_policy.")):
+        raise ValueError("\n".join(mistakes))
+    policy = AutoscalingPolicy.model_validate(written)
+    scaled = any(model.autoscaling is not None for model in config.served)
+    if policy.policy_function != POLICY:
+        if scaled:
+            raise ValueError(f"autoscaling needs autoscaling_policy.policy_function: {POLICY}")
+        return
+    if not scaled:
+        raise ValueError(f"{POLICY} needs args with autoscaling: {{max_replicas: ...}}")
+    try:
+        read_limits(policy.policy_kwargs)
+    except ValueError as error:
+        raise ValueError(f"autoscaling_policy.policy_kwargs: {error}") from None
 
 
 def _sentences(error: ValidationError) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
+import anyio
 from msgspec import structs
 
 from replica.messages import Output, Sampling, Submit
@@ -34,15 +35,27 @@ FRESH_S = 10.0
 """Admission answers several times a second. Its restart takes seconds, for all ingresses at once:
 requests wait for it, and none of the ingresses is to be taken out of service."""
 RETRY_AFTER_S = 2.0
+WAKE_S = 300.0
+"""Longest wait for a first replica."""
+LOOK_S = 0.1
 
 
 class Fleet:
     """Implements `Backend`. Used from one event loop."""
 
-    def __init__(self, model_name: str, admission: AdmissionClient, streams: StepStreams) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        admission: AdmissionClient,
+        streams: StepStreams,
+        *,
+        sleeps: bool = False,
+    ) -> None:
+        """sleeps: there may be no replica at all, until a request comes."""
         self._model_name = model_name
         self._created = int(time.time())
-        self._admission, self._streams = admission, streams
+        self._admission, self._streams, self._sleeps = admission, streams, sleeps
+        self._known: ServedModel | None = None
 
     @property
     def ready(self) -> bool:
@@ -51,10 +64,11 @@ class Fleet:
 
     async def model(self) -> ServedModel:
         """See `Backend`."""
-        if not self.ready:
-            raise Unavailable(RETRY_AFTER_S)
+        if self._sleeps and not self._streams.ready:
+            return self._known or await self._wake()
+        await self.check_ready()
         ready = next(iter(self._streams.ready.values()))
-        return ServedModel(
+        self._known = ServedModel(
             name=self._model_name,
             created=self._created,
             vocab_size=ready.vocab_size,
@@ -62,6 +76,21 @@ class Fleet:
             max_model_len=ready.max_model_len,
             grammars=ready.grammars,
         )
+        return self._known
+
+    async def check_ready(self) -> None:
+        """See `Backend`."""
+        asleep = self._sleeps and self._admission.silence_s < FRESH_S
+        if not (self.ready or asleep):
+            raise Unavailable(RETRY_AFTER_S)
+
+    async def _wake(self) -> ServedModel:
+        """What is served is known only once a replica has run."""
+        with self._admission.sleeping(self._model_name), anyio.move_on_after(WAKE_S):
+            while not self._streams.ready:  # noqa: ASYNC110  # no event tells
+                await anyio.sleep(LOOK_S)
+            return await self.model()
+        raise Unavailable(RETRY_AFTER_S)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """See `Backend`."""

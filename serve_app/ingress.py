@@ -73,6 +73,7 @@ class Ingress:
                 is_admin=self._config.is_admin,
                 tenants=self._admission.tenant_states.remote,
                 usage=self._admission.usage.remote,
+                scaling=self._admission.scaling.remote,
             )
         return app
 
@@ -82,7 +83,8 @@ class Ingress:
         return create_app(offers, self._find_tenant, self._config.api, tag_requests=False)
 
     def _offer(self, model: ModelConfig) -> Offer:
-        fleet = Fleet(model.name, self._client, self._streams[model.name])
+        streams = self._streams[model.name]
+        fleet = Fleet(model.name, self._client, streams, sleeps=model.sleeps)
         tokenizer = load_tokenizer(model.engine.model, model.engine.revision)
         return Offer(model.name, fleet, tokenizer, model.aliases, model.reasoning)
 

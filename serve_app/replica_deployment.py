@@ -23,6 +23,7 @@ from serve_app import background
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
 from serve_app.metrics import ReplicaMetrics
+from serve_app.scaling_signals import LoadMeter
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class Replica:
         self._siblings = handle.options(_by_reference=False)
         self._host = EngineHost(await EngineClient.start(engine))
         self._metrics = ReplicaMetrics()
+        self._load = LoadMeter(self._host.ready)
         self._routed = False
         self._reports = background.start(self._report_forever(), "replica-report")
 
@@ -84,6 +86,10 @@ class Replica:
     async def stats(self, replica: str) -> Stats:
         """What the engine reported last."""
         return self._host.stats
+
+    def record_autoscaling_stats(self) -> dict[str, int | float]:
+        """Serve calls this where the number of replicas follows the load."""
+        return dict(self._load.measure(self._host.stats))
 
     async def _report_forever(self) -> None:
         while True:

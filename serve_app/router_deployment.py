@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import anyio
 import msgspec
+from ray import serve
 
 from router.cost import UsageReport, usage_report
 from router.messages import ReplicaReport, Sync
@@ -29,7 +30,9 @@ from serve_app import background
 from serve_app.admission_client import Hint, Notice
 from serve_app.journal import JournalWriter
 from serve_app.metrics import AdmissionMetrics
-from serve_app.settings import TenantsSource, require_prices
+from serve_app.scaling_log import read_decisions
+from serve_app.scaling_signals import record_workload
+from serve_app.settings import TenantsSource, deployment_of, require_prices
 from serve_app.stores import open_store
 from serve_app.tenant_states import tenant_state
 
@@ -155,10 +158,20 @@ class Admission:
         self._tell()
         return self._waiting.get(report.model, 0) > 0
 
+    def record_autoscaling_stats(self) -> dict[str, int | float]:
+        """Serve calls this where the number of replicas follows the load."""
+        pools = {deployment_of(name): one for name, one in self._router.workload().items()}
+        return dict(record_workload(pools, *self._router.slo_counts()))
+
     async def tenant_states(self) -> list[dict[str, Any]]:
         """Each tenant with its limits and what there is of them; no keys."""
         states = self._router.snapshot().tenants
         return [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
+
+    async def scaling(self) -> dict[str, Any]:
+        """Why there are as many replicas as there are; see `read_decisions`."""
+        application = serve.get_replica_context().app_name
+        return await asyncio.to_thread(read_decisions, application)
 
     async def usage(self, start: float, end: float, tenant: str | None) -> UsageReport:
         """See `usage_report`; what ended last is in it."""

@@ -63,6 +63,25 @@ class TenantsSource(BaseModel):
         return Tenants(tenants=self.tenants)
 
 
+class Autoscaling(BaseModel):
+    """Replicas follow the load, between these bounds. How is told to the policy in the same file:
+    `autoscaling_policy`, see docs/scaling.md."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: Annotated[int, Field(ge=0)] = 1
+    """0: without requests there is no replica, and the first one waits for it to start."""
+    max_replicas: Annotated[int, Field(ge=1)]
+    window_s: Annotated[float, Field(gt=1.0)] = 5.0
+    """Signals are means over so long."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Autoscaling:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError("min_replicas is above max_replicas")
+        return self
+
+
 RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://.")]
 
 
@@ -84,6 +103,8 @@ class ModelConfig(BaseModel):
     engine: EngineConfig
     replicas: Annotated[int, Field(ge=1)] = 1
     """Engines, each with the whole model."""
+    autoscaling: Autoscaling | None = None
+    """The number of replicas follows the load; `replicas` then says nothing."""
     lookahead: Annotated[int, Field(ge=0)] | None = None
     """Requests that a replica takes beyond its rows, so that a row never waits for the router;
     by default an eighth of the rows."""
@@ -94,11 +115,21 @@ class ModelConfig(BaseModel):
             return max(1, self.engine.max_rows // 8)
         return self.lookahead
 
+    @property
+    def sleeps(self) -> bool:
+        """There may be no replica at all."""
+        return self.autoscaling is not None and not self.autoscaling.min_replicas
+
+
+def deployment_of(model: str) -> str:
+    """What the deployment of a model's replicas is called where there are several models."""
+    return f"Replica-{re.sub(r'[^A-Za-z0-9._-]', '-', model)}"
+
 
 OF_ONE_MODEL = {
     "model_name": "name",
     "model_aliases": "aliases",
-    **{name: name for name in ("reasoning", "engine", "replicas", "lookahead")},
+    **{name: name for name in ("reasoning", "engine", "replicas", "autoscaling", "lookahead")},
 }
 """Options of an application with one model, and what they are in `ModelConfig`."""
 
@@ -114,11 +145,12 @@ class AppConfig(BaseModel):
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)] | None = None
     """Each with its own replicas."""
     model_name: Name | None = None
-    """These six are what `ModelConfig` says of them."""
+    """These seven are what `ModelConfig` says of them."""
     model_aliases: tuple[Name, ...] = ()
     reasoning: ReasoningTags | None = None
     engine: EngineConfig | None = None
     replicas: Annotated[int, Field(ge=1)] = 1
+    autoscaling: Autoscaling | None = None
     lookahead: Annotated[int, Field(ge=0)] | None = None
     tenants: Path | list[Tenant]
     """A YAML file, or the list itself. See `TenantsSource`."""
@@ -179,7 +211,7 @@ class AppConfig(BaseModel):
         with one model, else "Replica-" and the model's name, special characters as "-"."""
         if self.models is None:
             return {"Replica": self.served[0]}
-        return {f"Replica-{re.sub(r'[^A-Za-z0-9._-]', '-', m.name)}": m for m in self.models}
+        return {deployment_of(model.name): model for model in self.models}
 
     def is_admin(self, key: str) -> bool:
         """Whether a key is one of an administrator. All are compared, in constant time."""

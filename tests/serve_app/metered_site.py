@@ -106,7 +106,16 @@ async def metered_site(
         store.book(admission.router.take_journal(), 1_800_000_000.0)
         return usage_report(store, start, end, tenant, GPU_DOLLARS_PER_HOUR)
 
-    app.add_middleware(AdminApi, is_admin=lambda key: key == ADMIN_KEY, tenants=states, usage=usage)
+    async def scaling() -> dict[str, Any]:
+        return {"now": {}, "changes": []}
+
+    app.add_middleware(
+        AdminApi,
+        is_admin=lambda key: key == ADMIN_KEY,
+        tenants=states,
+        usage=usage,
+        scaling=scaling,
+    )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

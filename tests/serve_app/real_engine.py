@@ -58,6 +58,9 @@ class RealEngine:
         self._channel.commands.put(Stop(drain=False))
         self._thread.join(timeout=20)
 
+    async def check_ready(self) -> None:
+        await self.model()
+
     async def model(self) -> ServedModel:
         return self.model_
 

@@ -281,7 +281,7 @@ async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> No
         await site.settled()
         for key in (None, key_of("a"), "wrong"):
             async with site.http(key) as client:
-                for path in ("/admin/tenants", "/admin/usage"):
+                for path in ("/admin/tenants", "/admin/usage", "/admin/scaling"):
                     assert (await client.get(path)).status_code == 401
                     assert (await client.get(f"{path}%0A")).status_code in (401, 404)
         async with site.http(ADMIN_KEY) as client:

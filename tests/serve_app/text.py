@@ -114,6 +114,9 @@ class TextBackend:
         """As new, in place: an application holds on to it."""
         vars(self).update(vars(TextBackend()))
 
+    async def check_ready(self) -> None:
+        await self.model()
+
     async def model(self) -> ServedModel:
         if self.unavailable is not None:
             raise self.unavailable

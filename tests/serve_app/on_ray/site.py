@@ -32,6 +32,10 @@ class Site:
         self.url = f"http://127.0.0.1:{port}"
         self._config = config
 
+    def config(self) -> dict[str, Any]:
+        """A copy of it, to be changed."""
+        return copy.deepcopy(self._config)
+
     async def deploy(self, **overrides: dict[str, Any]) -> None:
         """Apply the configuration, as `serve deploy` does; `overrides` are options by name of
         the deployment. Returns when it runs.

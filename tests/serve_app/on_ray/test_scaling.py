@@ -1,0 +1,95 @@
+"""The number of replicas follows the load on a real cluster, by the engines' own signals."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from ray import serve
+
+from tests.serve_app.on_ray.site import ADMIN_KEY, APP, Site, long_stream, until
+
+LIMITS = {"start_s": 4, "hold_s": 4, "zero_hold_s": 4, "down_period_s": 1, "wait_s": 0.5}
+"""They suit a test's patience."""
+STREAMS, TOKENS = 32, 1500
+
+
+@pytest.fixture
+async def sleeping(running_site: Site) -> AsyncIterator[Site]:
+    """From no replica to three. The site of the other tests comes back afterwards."""
+    config = running_site.config()
+    [application] = config["applications"]
+    application["autoscaling_policy"] = {
+        "policy_function": "serve_app.scaling_policy:ScalingPolicy",
+        "policy_kwargs": LIMITS,
+    }
+    args = application["args"]
+    args["autoscaling"] = {"min_replicas": 0, "max_replicas": 3, "window_s": 2.0}
+    args["ingresses"] = 1
+    [tenant] = args["tenants"]
+    tenant["max_concurrency"] = STREAMS
+    site = Site(int(running_site.url.rpartition(":")[2]), config)
+    await site.deploy()
+    yield site
+    await running_site.deploy()
+
+
+async def replicas() -> int:
+    """Those that Serve runs."""
+    status = (await asyncio.to_thread(serve.status)).applications[APP]
+    return status.deployments["Replica"].replica_states.get("RUNNING", 0)
+
+
+async def test_from_none_to_one_to_three_and_back(sleeping: Site) -> None:
+    """R47: with `min_replicas: 0` nothing runs at first, and nothing at the end."""
+
+    async def none_runs() -> bool:
+        return await replicas() == 0
+
+    await until(none_runs, 60)
+    async with sleeping.openai() as client:
+        assert len(await long_stream(client, "wake up", 8)) > 0
+        assert await replicas() == 1
+        most, started = 1, time.monotonic()
+        load = [
+            asyncio.create_task(long_stream(client, f"stream {index}", TOKENS))
+            for index in range(STREAMS)
+        ]
+        while not all(task.done() for task in load) and time.monotonic() < started + 60:
+            most = max(most, await replicas())
+            if most < 3:
+                load += [
+                    asyncio.create_task(long_stream(client, f"more {len(load)}", TOKENS))
+                    for task in load[-STREAMS:]
+                    if task.done()
+                ]
+            await asyncio.sleep(0.2)
+        await asyncio.gather(*load)
+    assert most == 3
+
+    await until(none_runs, 60)
+    await _decisions_say_why(sleeping)
+
+
+async def _decisions_say_why(site: Site) -> None:
+    async with site.http(ADMIN_KEY) as admin:
+        told: dict[str, Any] = (await admin.get("/admin/scaling")).json()
+    changes = told["changes"]
+    awake = next(place for place, change in enumerate(changes) if change["target"] == 0)
+    changes = changes[awake:]
+    counts = [change["replicas"] for change in changes]
+    assert counts[0] >= 1
+    assert max(counts) == 3
+    assert counts[-1] == 0
+    assert "a request waits" in changes[0]["reason"]
+    grown = next(change for change in changes if change["replicas"] > change["target"] > 0)
+    assert grown["busy"] > 0.5
+    assert grown["spare"] < 0.5
+    assert grown["busy"] + grown["bubble"] + grown["starved"] + grown["spare"] == pytest.approx(1)
+    assert "replicas' worth" in grown["reason"]
+    assert changes[-1]["spare"] > 0.9
+    assert "nothing to do" in changes[-1]["reason"]
+    assert told["now"]["Replica"]["replicas"] == 0
