@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
@@ -33,6 +34,8 @@ from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
 from replica.stream import Device, HostDevice
 from replica.warm_up import warm_up
+
+logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 
@@ -73,7 +76,15 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     Raises ValueError if more was asked for than the model was trained for.
     """
     if config.max_model_len is None:
-        return min(spec.max_position, config.num_blocks * config.block_size)
+        room = config.num_blocks * config.block_size
+        if room < spec.max_position:
+            logger.warning(
+                "Requests are limited to %d tokens, which is what the KV pool holds: the model's "
+                "context has %d. Raise engine.kv_tokens, or set engine.max_model_len",
+                room,
+                spec.max_position,
+            )
+        return min(spec.max_position, room)
     if config.max_model_len > spec.max_position:
         raise ValueError(
             f"engine.max_model_len is {config.max_model_len}, but the model's context ends at "

@@ -206,7 +206,7 @@ class Quota:
             reason = "what is left of the budget is held by requests that run"
             return Denial(RefusalKind.RATE, reason, max(wait_s, SOON_S))
         last = max(short, key=lambda budget: budget.current(wall).ends_at)
-        reason = f"the budget of this {last.period} is spent ({last.limit / MICRO:.2f} dollars)"
+        reason = f"the budget of this {last.period} is spent ({_dollars(last.limit)})"
         return Denial(RefusalKind.BUDGET, reason, max(wait_s, last.current(wall).ends_at - wall))
 
     def _over_rate(self, tokens: float, now: float) -> str:
@@ -235,3 +235,10 @@ def _told(bucket: Bucket | None, now: float) -> RateLimit | None:
         return None
     level = bucket.level(now)
     return RateLimit(bucket.limit, max(int(level), 0), bucket.wait_s(bucket.limit, now))
+
+
+def _dollars(micro: int) -> str:
+    """At least in cents, and exactly."""
+    cents, rest = divmod(micro, MICRO // 100)
+    fraction = f"{cents % 100:02}" + (f"{rest:04}".rstrip("0") if rest else "")
+    return f"{cents // 100}.{fraction} dollars"

@@ -15,12 +15,14 @@ M = TypeVar("M", bound=BaseModel)
 async def read_body(request: Request, kind: type[M], max_bytes: int) -> M:
     """The body as a checked `kind`.
 
-    Raises ApiError: 415 if it does not call itself JSON, 413 if it is too large, 400 if it is
-    not JSON or not valid. ClientDisconnect if the client hangs up meanwhile.
+    Raises ApiError: 415 if it does not call itself JSON or is compressed, 413 if it is too
+    large, 400 if it is not JSON or not valid. ClientDisconnect if the client hangs up meanwhile.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise ApiError(415, "The Content-Type must be application/json.")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ApiError(415, "The body must not be compressed: send it without Content-Encoding.")
     body = await _read(request, max_bytes)
     try:
         return kind.model_validate_json(body)

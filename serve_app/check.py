@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from serve_app.check_warnings import about, about_address
 from serve_app.model_check import check_model
 from serve_app.scaling_types import read_limits
 from serve_app.settings import AppConfig, TenantsSource, require_prices
@@ -116,6 +117,11 @@ def _model_within(annotation: Any) -> type[BaseModel] | None:
     return next(filter(None, map(_model_within, get_args(annotation))), None)
 
 
+def _warn(name: str, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        print(f"{name}: warning: {warning}", file=sys.stderr)
+
+
 def main() -> None:
     if not sys.argv[1:]:
         sys.exit("usage: python -m serve_app.check FILE ...")
@@ -124,6 +130,8 @@ def main() -> None:
             for config in check_serve_config(Path(name)):
                 for model in config.served:
                     check_model(model.engine)
+                _warn(name, about(config))
+            _warn(name, about_address(Path(name)))
         except OSError as error:
             sys.exit(f"{name}: cannot read {error.filename}: {error.strerror}")
         except ValueError as error:

@@ -22,6 +22,10 @@ from serve_app.tool_calls import END, HEAD, MARK, MIDDLE
 
 MAX_CHARS = 64 * 1024
 """Of a grammar in its final form. A larger one would take long to compile."""
+MAX_REASON = 100
+"""Characters that are told of why a grammar cannot be compiled."""
+CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
+"""Of ASCII, as JSON Schema's regular expressions have them; the library's are of Unicode."""
 
 
 # As Python's json writes it. Were any whitespace allowed, a small model might never stop.
@@ -51,12 +55,17 @@ async def grammar_of(request: GenerationRequest, model: ServedModel) -> str:
 def _of_field(param: str, value: Any) -> str:
     match param:
         case "guided_regex":
-            return LLMatcher.grammar_from_regex(value)
+            return LLMatcher.grammar_from_regex(_ascii_classes(value))
         case "guided_grammar":
             return LLMatcher.grammar_from_lark(value)
         case "guided_choice":
             return LLMatcher.grammar_from_regex("|".join(map(re.escape, value)))
     return LLMatcher.grammar_from_lark(f"start: {_json(value)}")
+
+
+def _ascii_classes(regex: str) -> str:
+    """They may stand within brackets, too: the library's classes nest."""
+    return re.sub(r"\\(.)", lambda found: CLASSES.get(found[1], found[0]), regex, flags=re.DOTALL)
 
 
 def _of_tools(request: ChatRequest, schema: Mapping[str, Any] | None) -> str:
@@ -93,7 +102,11 @@ def _json(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 
 def _told(param: str, error: str) -> str:
-    """What a client may read: the library's words repeat what was sent."""
-    if error.startswith("Unimplemented keys"):
-        return f"{param} uses keywords of JSON Schema that are not supported"
-    return f"{param} cannot be compiled"
+    """The library's reason, and not the rest of its words, which repeat all that was sent."""
+    if found := re.search(r"Unimplemented keys: (\[.*\])", error):
+        names = found[1].replace('"', "")[:MAX_REASON]
+        return f"{param} uses keywords of JSON Schema that are not supported: {names}"
+    marked = re.search(r"^error: (.+)$", error, re.MULTILINE)
+    reason = marked[1] if marked else error.partition("\n")[0].rpartition("JSON schema: ")[2]
+    reason = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "..."
+    return f"{param} cannot be compiled: {reason}"

@@ -23,6 +23,7 @@ from serve_app import background
 from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
+from serve_app.disconnects import Disconnects
 from serve_app.fleet import Fleet
 from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
@@ -66,6 +67,7 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""
         app = self._build_api()
+        app.add_middleware(Disconnects)
         app.add_middleware(RateHeaders, limits_of=self._client.rate_limits)
         if self._config.admin_keys:
             app.add_middleware(

@@ -109,6 +109,8 @@ class Replica:
                 await self._siblings.submit.remote(self._name, self._name, [])
         except ReplicaUnavailableError:
             return False
+        except TimeoutError:  # Serve does not know this replica yet, or the machine is busy.
+            return self._routed
         except Exception as error:
             logger.warning("Replica %s cannot call itself: %r", self._name, error)
             return self._routed

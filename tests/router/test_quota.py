@@ -190,3 +190,12 @@ def test_money_never_exceeds_the_budget_and_holds_return_to_zero(steps):
     for hold, _ in open_holds:
         desk.quota.refund(hold)
     assert desk.quota.held() == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"), [(0.000001, "0.000001"), (0.000005, "0.000005"), (0.0000062, "0.000006")]
+)
+def test_a_small_budget_is_told_as_what_it_is(budget: float, told: str) -> None:
+    denial = desk_of(daily_budget=budget).hold()
+    assert isinstance(denial, Denial)
+    assert f"({told} dollars)" in denial.reason

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 
@@ -84,3 +85,13 @@ def test_a_body_that_is_too_large_is_refused(http: httpx.Client, announced: bool
 def test_a_body_of_the_largest_size_is_read(http: httpx.Client) -> None:
     body = b" " * (LIMITS.max_body_bytes - len(GOOD)) + GOOD
     assert http.post(CHAT, content=body, headers=JSON).status_code == 200
+
+
+def test_a_compressed_body_is_refused_in_these_words(http: httpx.Client) -> None:
+    reply = http.post(
+        CHAT, content=gzip.compress(GOOD), headers=JSON | {"Content-Encoding": "gzip"}
+    )
+    assert reply.status_code == 415
+    assert "compressed" in reply.json()["error"]["message"]
+    plain = http.post(CHAT, content=GOOD, headers=JSON | {"Content-Encoding": "identity"})
+    assert plain.status_code == 200

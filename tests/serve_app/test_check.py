@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import yaml
 
 from serve_app.app import Admission, Ingress, Replica
 from serve_app.check import DEPLOYMENTS, check_serve_config
+from serve_app.check_warnings import about, about_address
 from serve_app.settings import AppConfig
 from tests.models import save_tiny
 
@@ -169,3 +171,45 @@ def test_a_file_that_serves_nothing_of_ours_is_no_fine_one(
     path.write_text(content)
     with pytest.raises(ValueError, match=words):
         check_serve_config(path)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), max_position_embeddings=256)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tenants", "words"),
+    [
+        ({}, [{"id": "a"}], []),
+        ({}, [], ["no tenants"]),
+        ({"kv_tokens": 128}, [{"id": "a"}], ["holds 128 tokens"]),
+        ({"kv_tokens": 128, "max_model_len": 128}, [{"id": "a"}], []),
+        ({"device": "cuda"}, [{"id": "a"}], ["no GPU"]),
+    ],
+)
+def test_what_may_not_be_meant_is_a_warning(
+    tiny: str,
+    engine: dict[str, Any],
+    tenants: list[dict[str, Any]],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    engine = {"model": tiny, "kv_tokens": 4096} | engine
+    config = AppConfig.model_validate({"model_name": "m", "engine": engine, "tenants": tenants})
+    told = list(about(config))
+    assert len(told) == len(words)
+    assert all(word in line for word, line in zip(words, told, strict=True))
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    data, path = good(), tmp_path / "config.yaml"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        data["http_options"] = {"host": "127.0.0.1", "port": port}
+        path.write_text(yaml.safe_dump(data))
+        assert [str(port) in line for line in about_address(path)] == [True]
+    assert list(about_address(path)) == []

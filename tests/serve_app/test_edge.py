@@ -5,10 +5,13 @@ import re
 
 import httpx
 import pytest
+import ray.exceptions
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
+from serve_app.disconnects import Disconnects
 from serve_app.edge import Edge
+from tests.serve_app.conftest import KEY, Site
 from tests.serve_app.text import TextBackend
 
 CALL = {"model": "text", "messages": [{"role": "user", "content": "hi"}]}
@@ -76,3 +79,33 @@ def test_a_failure_in_the_middle_of_a_body_cuts_the_connection() -> None:
 
     with pytest.raises(KeyError):
         TestClient(Edge(broken)).get("/")
+
+
+async def test_a_client_that_leaves_while_it_sends_its_body_is_no_failure(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Serve cancels what reads the body."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"authorization", f"Bearer {KEY}".encode()),
+        ],
+    }
+    messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+    sent = []
+
+    async def receive() -> dict[str, object]:
+        if messages:
+            return messages.pop()
+        raise ray.exceptions.TaskCancelledError
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    await Disconnects(site.app)(scope, receive, send)  # type: ignore[arg-type]
+    assert sent == []
+    assert caplog.records == []

@@ -1,0 +1,43 @@
+"""What a configuration may say and its author may not mean. The module decides nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from replica.loading import load_spec
+from serve_app.settings import AppConfig
+
+
+def about(config: AppConfig) -> Iterator[str]:
+    """What is allowed, and maybe not meant."""
+    if not config.tenants_source.load().tenants:
+        yield "there are no tenants: nobody can use this server"
+    devices = {model.engine.device for model in config.served}
+    if "cuda" in devices and not torch.cuda.is_available():
+        yield "engine.device is cuda, and this machine has no GPU that works"
+    for model in config.served:
+        kv_tokens, context = model.engine.kv_tokens, model.engine.max_model_len
+        longest = load_spec(model.engine.model, model.engine.revision).max_position
+        if kv_tokens is not None and context is None and kv_tokens < longest:
+            yield (
+                f"engine.kv_tokens holds {kv_tokens} tokens: requests of {model.name} are limited "
+                f"to that, although its context has {longest}"
+            )
+
+
+def about_address(path: Path) -> Iterator[str]:
+    """Of that at which Serve would listen: it says nothing when it cannot."""
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    options = ServeDeploySchema.model_validate(data).http_options
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((options.host, options.port))
+        except OSError as error:
+            yield f"port {options.port} of {options.host} cannot be listened at: {error.strerror}"
