@@ -28,8 +28,8 @@ COMMON: dict[str, Any] = {
     "health_check_timeout_s": 10.0,
     # Serve counts a CPU for each by default, and waits for it.
     "ray_actor_options": {"num_cpus": 0},
-    # Answers take their time; what is taken out of service may finish them.
-    "graceful_shutdown_timeout_s": 60.0,
+    # How often Serve looks whether a process that it removes is done.
+    "graceful_shutdown_wait_loop_s": 0.5,
 }
 
 INTERNAL: dict[str, Any] = {
@@ -50,11 +50,13 @@ def build(config: AppConfig) -> Application:
     require_prices(config.tenants_source.load(), config.prices)
     for model in config.served:
         check_model(model.engine)
+    grace = {"graceful_shutdown_timeout_s": config.grace_s}
     admission = serve.deployment(
         Admission,
         num_replicas=1,
         user_config=config.tenants_source.model_dump(mode="json"),
         **INTERNAL,
+        **grace,
     ).bind(config.fairness, config.prices, config.usage, config.gpu_dollars_per_hour)
     replicas = {
         model.name: serve.deployment(
@@ -63,8 +65,9 @@ def build(config: AppConfig) -> Application:
             num_replicas=model.replicas,
             request_router_config=RequestRouterConfig(request_router_class=Placement),
             **(INTERNAL | ON_GPU if model.engine.device == "cuda" else INTERNAL),
-        ).bind(model.name, model.engine, model.lookahead_credits, admission)
+            **grace,
+        ).bind(model.name, model.engine, model.lookahead_credits, admission, config.grace_s)
         for deployment, model in config.replica_deployments.items()
     }
-    ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON)
+    ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON, **grace)
     return ingresses.bind(config, admission, replicas)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 
 import anyio
@@ -18,7 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Stats
-from router.messages import GpuTime, ReplicaReport
+from router.messages import GpuTime, ReplicaReport, ReportReply
 from serve_app import background
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
@@ -27,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 REPORT_PERIOD_S = 0.5
 CALL_TIMEOUT_S = 0.4
+LEAVE_EARLY_S = 3.0
+"""Before the grace ends: that much earlier what still runs is handed back. Serve's clock starts
+earlier than ours, and the word has to reach the ingresses before it kills this process."""
 
 
 class Replica:
@@ -38,9 +42,13 @@ class Replica:
         engine: EngineConfig,
         lookahead: int,
         admission: DeploymentHandle,
+        grace_s: float,
     ) -> None:
-        """model: what clients call it. Returns when the engine is ready. Raises EngineFailed when
-        it cannot start."""
+        """Returns when the engine is ready. Raises EngineFailed when it cannot start.
+
+        model: what clients call it.
+        grace_s: how long after it was told to stop Serve lets this process live.
+        """
         context = serve.get_replica_context()
         self._name, self._model = context.replica_tag, model
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
@@ -48,7 +56,10 @@ class Replica:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._siblings = handle.options(_by_reference=False)
         self._host = EngineHost(await EngineClient.start(engine))
+        self._stay_s = grace_s - min(LEAVE_EARLY_S, grace_s / 2)
         self._routed = False
+        self._leaves_at: float | None = None
+        """While it drains: when it hands back what has not ended."""
         self._reports = background.start(self._report_forever(), "replica-report")
 
     async def __del__(self) -> None:
@@ -85,12 +96,27 @@ class Replica:
 
     async def _report_forever(self) -> None:
         while True:
-            routed = await self._is_routed()
-            self._host.drains = not routed and (self._routed or self._host.drains)
-            self._routed = routed
-            await self._report()
+            await self._look_whether_it_drains()
+            others = await self._report()
+            if self._leaves_at is not None:
+                self._hand_back(self._leaves_at, others)
             self._host.drop_orphans()
             await asyncio.sleep(REPORT_PERIOD_S)
+
+    async def _look_whether_it_drains(self) -> None:
+        routed = await self._is_routed()
+        if routed:
+            self._leaves_at = None
+        elif self._routed:
+            self._leaves_at = time.monotonic() + self._stay_s
+        self._routed = routed
+        self._host.drains = self._leaves_at is not None
+
+    def _hand_back(self, leaves_at: float, others: bool) -> None:
+        """What has no output yet, if there is another replica; at last, everything."""
+        late = time.monotonic() > leaves_at
+        if others or late:
+            self._host.hand_back(begun=late)
 
     async def _is_routed(self) -> bool:
         """Whether Serve routes new work here: not before this replica is up, nor while it
@@ -106,7 +132,8 @@ class Replica:
             return self._routed
         return True
 
-    async def _report(self) -> None:
+    async def _report(self) -> bool:
+        """Returns whether another replica takes work, as far as is known."""
         ready = self._host.ready
         report = ReplicaReport(
             replica=self._name,
@@ -118,9 +145,12 @@ class Replica:
         )
         try:
             with anyio.fail_after(CALL_TIMEOUT_S):
-                self._host.tell_backlog(await self._admission.report.remote(report))
+                reply: ReportReply = await self._admission.report.remote(report)
         except Exception as error:
             logger.debug("Admission did not take the report: %r", error)
+            return False
+        self._host.tell_backlog(reply.backlog)
+        return reply.others
 
 
 def _gpu_time(stats: Stats, starting_s: float) -> GpuTime:

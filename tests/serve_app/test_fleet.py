@@ -198,6 +198,41 @@ async def test_a_request_that_sent_something_goes_on_elsewhere_without_a_gap(
     assert usage.gpu_s == 200 * STEP_GPU_S
 
 
+async def test_a_replica_that_is_removed_hands_back_what_has_not_begun(world: World) -> None:
+    """Others take it at once. What has begun stays where it is."""
+    await world.start("a", step_s=0.05)
+    deltas = world.fleet.generate(generation("begun", 10))
+    received = list((await anext(deltas)).token_ids)
+    task = asyncio.create_task(world.collect(generation("new")))
+    await until(lambda: ("new", 0) in world.transport.engines["a"].running)
+    await world.transport.start("b", 0.001)
+    world.admission.offer("b", SLOTS)
+    world.transport.hosts["a"].hand_back(begun=False)
+    assert await asyncio.wait_for(task, 3) == tokens("new", 5)
+    async for delta in deltas:
+        received += delta.token_ids
+    assert tuple(received) == tokens("begun", 10)
+    submits = [c for c in world.transport.engines["b"].commands if isinstance(c, Submit)]
+    assert [submit.request_id for submit in submits] == ["new"]
+
+
+async def test_being_handed_back_again_and_again_fails_no_request(world: World) -> None:
+    """The clock of a removal runs out more often than an engine may die."""
+    await world.start("a", step_s=0.01)
+    deltas = world.fleet.generate(generation(max_tokens=60))
+    received: list[int] = []
+    for hand_back in [True] * (2 * fleet.MAX_LOST_REPLICAS) + [False]:
+        received += (await anext(deltas)).token_ids
+        if hand_back:
+            world.transport.hosts["a"].hand_back(begun=True)
+    async for delta in deltas:
+        received += delta.token_ids
+    assert tuple(received) == tokens("r", 60)
+    await until(world.at_rest)
+    usage = world.admission.router.snapshot().usage["acme"]
+    assert (usage.prompt_tokens, usage.output_tokens) == (3, 60)
+
+
 async def test_a_request_that_brings_engines_down_is_not_tried_for_ever(world: World) -> None:
     await world.start("a", "b", "c", step_s=60)
     task = asyncio.create_task(world.collect(generation()))
