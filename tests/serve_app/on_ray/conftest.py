@@ -7,9 +7,10 @@ import pytest
 
 from router.tenant import digest
 from tests.models import save_tiny
-from tests.serve_app.on_ray.site import ADMIN_KEY, APP, KEY, MODEL, Site, until
+from tests.serve_app.on_ray.site import ADMIN_KEY, APP, BULK_KEY, KEY, MODEL, Site, until
 
 REPLICAS = 2
+MAX_ROWS = 32
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -61,7 +62,7 @@ def _config(model: str, usage: str) -> dict[str, object]:
         "model": model,
         "dtype": "float32",
         "threads": 1,
-        "max_rows": 4,
+        "max_rows": MAX_ROWS,
         "kv_tokens": 131072,
     }
     args = {
@@ -76,7 +77,8 @@ def _config(model: str, usage: str) -> dict[str, object]:
                 "max_concurrency": 8,
                 "tokens_per_minute": 10_000_000,
                 "monthly_budget": 1000.0,
-            }
+            },
+            {"id": "bulk", "keys": [digest(BULK_KEY)], "max_concurrency": 64},
         ],
         "prices": {MODEL: {"prompt": 1.0, "output": 2.0}},
         "usage": usage,

@@ -23,6 +23,8 @@ from router.snapshot import Snapshot
 APP = "fairstream"
 MODEL = "tiny"
 KEY = "key-acme"
+BULK_KEY = "key-bulk"
+"""Of a tenant with more requests at once."""
 ADMIN_KEY = "key-admin"
 TOKENS = 64
 
@@ -32,12 +34,20 @@ class Site:
         self.url = f"http://127.0.0.1:{port}"
         self._config = config
 
-    async def deploy(self, **overrides: dict[str, Any]) -> None:
-        """Apply the configuration, as `serve deploy` does; `overrides` are options by name of
-        the deployment. Returns when it runs.
+    async def deploy(
+        self,
+        args: dict[str, Any] | None = None,
+        engine: dict[str, Any] | None = None,
+        **overrides: dict[str, Any],
+    ) -> None:
+        """Apply the configuration, as `serve deploy` does: with other arguments, other settings
+        of the engine, and options by name of the deployment. Returns when it runs.
         """
         config = copy.deepcopy(self._config)
-        config["applications"][0]["deployments"] = [
+        [application] = config["applications"]
+        application["args"] |= args or {}
+        application["args"]["engine"] |= engine or {}
+        application["deployments"] = [
             {"name": name, **options} for name, options in overrides.items()
         ]
         await _apply(config)
