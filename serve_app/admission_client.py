@@ -167,7 +167,8 @@ class AdmissionClient:
     async def acquire(self, request: RequestInfo) -> Grant:
         """Wait for the permission to run one attempt of a request on one replica.
 
-        A later attempt of a request that holds a lease gives that lease back. Raises Refused.
+        A later attempt of a request that holds a lease gives that lease back. Raises Refused, or
+        what `fail` is given.
         """
         earlier = self._leases.pop(request.request_id, None)
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
@@ -175,6 +176,12 @@ class AdmissionClient:
         self._waiting[request.request_id] = waiting
         self._changed.set()
         return await granted
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in all that wait."""
+        for waiting in self._waiting.values():
+            if not waiting.granted.done():
+                waiting.granted.set_exception(error)
 
     def progress(
         self, request_id: str, produced: int, cached: int | None, gpu_s: float = 0.0

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator
 
 import anyio
 from ray import serve
-from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from replica.client import EngineClient
@@ -21,16 +19,13 @@ from replica.config import EngineConfig
 from replica.messages import Stats
 from router.messages import GpuTime, ReplicaReport, ReportReply
 from serve_app import background
+from serve_app.departure import LOOK_PERIOD_S, Departure
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
 
 logger = logging.getLogger(__name__)
 
-REPORT_PERIOD_S = 0.5
 CALL_TIMEOUT_S = 0.4
-LEAVE_EARLY_S = 3.0
-"""Before the grace ends: that much earlier what still runs is handed back. Serve's clock starts
-earlier than ours, and the word has to reach the ingresses before it kills this process."""
 
 
 class Replica:
@@ -56,10 +51,7 @@ class Replica:
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
         self._siblings = handle.options(_by_reference=False)
         self._host = EngineHost(await EngineClient.start(engine))
-        self._stay_s = grace_s - min(LEAVE_EARLY_S, grace_s / 2)
-        self._routed = False
-        self._leaves_at: float | None = None
-        """While it drains: when it hands back what has not ended."""
+        self._departure = Departure(self._call_self, grace_s)
         self._reports = background.start(self._report_forever(), "replica-report")
 
     async def __del__(self) -> None:
@@ -96,48 +88,28 @@ class Replica:
 
     async def _report_forever(self) -> None:
         while True:
-            await self._look_whether_it_drains()
+            await self._departure.look()
+            self._host.drains = self._departure.leaves
             others = await self._report()
-            if self._leaves_at is not None:
-                self._hand_back(self._leaves_at, others)
+            self._hand_back(others)
             self._host.drop_orphans()
-            await asyncio.sleep(REPORT_PERIOD_S)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
-    async def _look_whether_it_drains(self) -> None:
-        routed = await self._is_routed()
-        if routed:
-            self._leaves_at = None
-        elif self._routed:
-            self._leaves_at = time.monotonic() + self._stay_s
-        self._routed = routed
-        self._host.drains = self._leaves_at is not None
-
-    def _hand_back(self, leaves_at: float, others: bool) -> None:
-        """What has no output yet, if there is another replica; at last, everything."""
-        late = time.monotonic() > leaves_at
-        if others or late:
+    def _hand_back(self, others: bool) -> None:
+        """When it leaves: what has no output yet, if there is another replica; at last, all."""
+        late = self._departure.late
+        if late or (self._departure.leaves and others):
             self._host.hand_back(begun=late)
 
-    async def _is_routed(self) -> bool:
-        """Whether Serve routes new work here: not before this replica is up, nor while it
-        drains, of which Serve tells nobody but those who call it. So be one of them.
-        """
-        try:
-            with anyio.fail_after(CALL_TIMEOUT_S):
-                await self._siblings.submit.remote(self._name, self._name, [])
-        except ReplicaUnavailableError:
-            return False
-        except Exception as error:
-            logger.warning("Replica %s cannot call itself: %r", self._name, error)
-            return self._routed
-        return True
+    async def _call_self(self) -> None:
+        await self._siblings.submit.remote(self._name, self._name, [])
 
     async def _report(self) -> bool:
         """Returns whether another replica takes work, as far as is known."""
         ready = self._host.ready
         report = ReplicaReport(
             replica=self._name,
-            slots=self._slots if self._routed and not self._host.failure else 0,
+            slots=self._slots if self._departure.routed and not self._host.failure else 0,
             kv_tokens=ready.num_blocks * ready.block_size,
             lookahead=self._lookahead,
             gpu=_gpu_time(self._host.stats, self._host.starting_s),

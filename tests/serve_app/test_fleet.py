@@ -14,7 +14,14 @@ from replica.messages import Sampling, Submit
 from router.messages import Outcome
 from serve_app import admission_client, engine_host, fleet, replica_link
 from serve_app.admission_client import AdmissionClient
-from serve_app.backend import EngineFailure, Enough, Generation, Refused, Unavailable
+from serve_app.backend import (
+    EngineFailure,
+    Enough,
+    Generation,
+    Refused,
+    ShuttingDown,
+    Unavailable,
+)
 from serve_app.fleet import Fleet
 from serve_app.step_streams import StepStreams
 from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
@@ -275,6 +282,27 @@ async def test_a_replica_that_leaves_turns_new_requests_away_to_others(world: Wo
     world.transport.members.discard("a")
     results = await asyncio.gather(*(world.collect(generation(f"r{i}")) for i in range(3)))
     assert list(results) == [tokens(f"r{i}", 5) for i in range(3)]
+
+
+async def test_what_a_shutdown_cuts_short_ends_with_an_error_and_leaves_nothing(
+    world: World,
+) -> None:
+    """C35: what runs, behind the tokens that came, and what waits."""
+    await world.start("a", step_s=0.01)
+    deltas = world.fleet.generate(generation("runs", max_tokens=1000))
+    await anext(deltas)
+    world.admission.offer("a", 0)
+    waits = asyncio.create_task(world.collect(generation("waits")))
+    await until(lambda: world.admission.router.snapshot().queued)
+    world.client.fail(ShuttingDown())
+    world.streams.fail(ShuttingDown())
+    with pytest.raises(ShuttingDown):
+        await waits
+    with pytest.raises(ShuttingDown):
+        async for _ in deltas:
+            pass
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.FAILED] == 1
 
 
 async def test_there_is_no_model_before_a_replica_is_up_and_admission_answers(

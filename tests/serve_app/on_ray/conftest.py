@@ -23,8 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("tiny"), max_position_embeddings=16384)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Gone when these tests are over: others start clusters of their own."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -37,7 +38,7 @@ async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         usage = tmp_path_factory.mktemp("usage") / "usage.db"
-        site = Site(port, _config(model, str(usage)))
+        site = Site(port, configuration(model, str(usage)))
         await site.deploy()
         yield site
         serve.shutdown()
@@ -57,7 +58,7 @@ async def site(running_site: Site) -> AsyncIterator[Site]:
     await until(running_site.at_rest)
 
 
-def _config(model: str, usage: str) -> dict[str, object]:
+def configuration(model: str, usage: str) -> dict[str, object]:
     engine = {
         "model": model,
         "dtype": "float32",

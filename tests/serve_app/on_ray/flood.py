@@ -111,7 +111,7 @@ class Flood:
         await self._client.aclose()
 
 
-async def undisturbed(site: Site, bodies: Sequence[dict[str, Any]]) -> list[str]:
-    """What they read as when nothing happens."""
+async def texts_of(site: Site, bodies: Sequence[dict[str, Any]]) -> list[str]:
+    """What they read as, all at the same time."""
     async with Flood(site, bodies) as flood:
         return await flood.texts()

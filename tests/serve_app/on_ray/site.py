@@ -27,12 +27,18 @@ BULK_KEY = "key-bulk"
 """Of a tenant with more requests at once."""
 ADMIN_KEY = "key-admin"
 TOKENS = 64
+DEPLOY_S = 150.0
+"""Longer than Serve's own 60 s: machines are busy."""
 
 
 class Site:
     def __init__(self, port: int, config: dict[str, Any]) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._config = config
+
+    @property
+    def tenants(self) -> list[dict[str, Any]]:
+        return self._config["applications"][0]["args"]["tenants"]
 
     async def deploy(
         self,
@@ -107,7 +113,14 @@ class Site:
 async def _apply(config: dict[str, Any]) -> None:
     schema = ServeDeploySchema.model_validate(config)
     client = serve.context._get_global_client()
-    await asyncio.to_thread(client.deploy_apps, schema, _blocking=True)
+    await asyncio.to_thread(client.deploy_apps, schema, _blocking=False)
+    await until(_is_deployed, DEPLOY_S)
+
+
+async def _is_deployed() -> bool:
+    applications = (await asyncio.to_thread(serve.status)).applications.values()
+    assert all(one.status != "DEPLOY_FAILED" for one in applications), applications
+    return all(one.status == "RUNNING" for one in applications)
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 15.0) -> None:
