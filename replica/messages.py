@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "moved"]
+"""A "moved" sequence is to go on elsewhere, behind what it has: its replica is being removed."""
 
 TOO_COMPLEX = "its grammar became too complex to follow"
 """The error of a sequence that ended because of what its client asked for."""

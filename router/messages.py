@@ -191,3 +191,13 @@ class ReplicaReport:
     """Since the replica began to start; None from who does not know."""
     model: str = ""
     """Which it serves: the pool that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReply:
+    """What a replica hears when it has reported."""
+
+    backlog: bool
+    """Requests wait for a credit of its model."""
+    others: bool
+    """Another replica of its model offers slots."""

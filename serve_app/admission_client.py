@@ -67,28 +67,38 @@ class Hint:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    request: RequestInfo
-    granted: asyncio.Future[Grant]
-    asked_at: float
-    """When its first attempt was asked for."""
-    gpu_s: float
-    """What earlier attempts took."""
-
-
-@dataclass(slots=True)
 class _Lease:
     request: RequestInfo
     replica: str
     asked_at: float
-    earlier_gpu_s: float
-    """What earlier attempts took of GPUs' time ..."""
-    gpu_s: float
+    """When its first attempt was asked for. All below counts earlier attempts in."""
+    earlier_gpu_s: float = 0.0
+    """What those took of GPUs' time ..."""
+    gpu_s: float = 0.0
     """... and this one with them."""
     produced: int = 0
     cached: int | None = None
+    """Of the attempt that reported first: it is what was charged."""
     first_token_s: float | None = None
     last_token_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: RequestInfo
+    granted: asyncio.Future[Grant]
+    asked_at: float
+    earlier: _Lease | None
+    """What its earlier attempts have come to."""
+
+    def lease(self, grant: Grant) -> _Lease:
+        request = replace(self.request, max_tokens=grant.max_tokens)
+        if self.earlier is None:
+            return _Lease(request, grant.replica, self.asked_at)
+        earlier_gpu_s = self.earlier.gpu_s
+        return replace(
+            self.earlier, request=request, replica=grant.replica, earlier_gpu_s=earlier_gpu_s
+        )
 
 
 _Told: TypeAlias = tuple[float, RateLimits]
@@ -160,13 +170,13 @@ class AdmissionClient:
     async def acquire(self, request: RequestInfo) -> Grant:
         """Wait for the permission to run one attempt of a request on one replica.
 
-        A later attempt of a request that holds a lease gives that lease back. Raises Refused.
+        A later attempt of a request that holds a lease gives that lease back. Raises Refused, or
+        what `fail` is given.
         """
         earlier = self._leases.pop(request.request_id, None)
-        asked_at = earlier.asked_at if earlier is not None else time.monotonic()
-        gpu_s = earlier.gpu_s if earlier is not None else 0.0
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = _Waiting(request, granted, asked_at, gpu_s)
+        waiting = _Waiting(request, granted, time.monotonic(), earlier)
+        self._waiting[request.request_id] = waiting
         self._changed.set()
         return await granted
 
@@ -180,6 +190,12 @@ class AdmissionClient:
         finally:
             self._sleepers[model] -= 1
 
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in all that wait."""
+        for waiting in self._waiting.values():
+            if not waiting.granted.done():
+                waiting.granted.set_exception(error)
+
     def progress(
         self, request_id: str, produced: int, cached: int | None, gpu_s: float = 0.0
     ) -> None:
@@ -190,7 +206,9 @@ class AdmissionClient:
             lease.last_token_s = time.monotonic() - lease.asked_at
             if lease.first_token_s is None:
                 lease.first_token_s = lease.last_token_s
-        lease.produced, lease.cached = produced, cached
+        lease.produced = produced
+        if lease.cached is None:
+            lease.cached = cached
         lease.gpu_s = lease.earlier_gpu_s + gpu_s
 
     def rate_limits(self, tenant: Tenant) -> RateLimits:
@@ -206,10 +224,11 @@ class AdmissionClient:
     def end(self, request_id: str, outcome: Outcome) -> None:
         """Give the request up or account for it. A second call does nothing.
 
-        One that still waits just leaves the set of the waiting: it cost nothing.
+        One that still waits for its first attempt just leaves the set of the waiting: it cost
+        nothing.
         """
-        self._waiting.pop(request_id, None)
-        lease = self._leases.pop(request_id, None)
+        waiting = self._waiting.pop(request_id, None)
+        lease = waiting.earlier if waiting is not None else self._leases.pop(request_id, None)
         if lease is not None:
             self._endings[request_id] = Ending(
                 lease.request,
@@ -220,7 +239,7 @@ class AdmissionClient:
                 last_token_s=lease.last_token_s,
                 gpu_s=lease.gpu_s,
             )
-            if outcome is not Outcome.FAILED:
+            if waiting is None and outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
         self._changed.set()
 
@@ -329,10 +348,7 @@ class AdmissionClient:
             return
         if not waiting.granted.done():
             del self._waiting[grant.request_id]
-            request = replace(waiting.request, max_tokens=grant.max_tokens)
-            self._leases[grant.request_id] = _Lease(
-                request, grant.replica, waiting.asked_at, waiting.gpu_s, waiting.gpu_s
-            )
+            self._leases[grant.request_id] = waiting.lease(grant)
             waiting.granted.set_result(grant)
 
 

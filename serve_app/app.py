@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 
 from serve_app.ingress import Ingress
 from serve_app.model_check import check_model
-from serve_app.placement import Placement
+from serve_app.placement import Membership, Placement
 from serve_app.replica_deployment import Replica
 from serve_app.router_deployment import Admission
 from serve_app.settings import AppConfig, Autoscaling, ModelConfig, require_prices
@@ -31,8 +31,8 @@ COMMON: dict[str, Any] = {
     "health_check_timeout_s": 10.0,
     # Serve counts a CPU for each by default, and waits for it.
     "ray_actor_options": {"num_cpus": 0},
-    # Answers take their time; what is taken out of service may finish them.
-    "graceful_shutdown_timeout_s": 60.0,
+    # How often Serve looks whether a process that it removes is done.
+    "graceful_shutdown_wait_loop_s": 0.5,
 }
 
 INTERNAL: dict[str, Any] = {
@@ -83,11 +83,13 @@ def build(config: AppConfig) -> Application:
     require_prices(config.tenants_source.load(), config.prices)
     for model in config.served:
         check_model(model.engine)
+    grace = {"graceful_shutdown_timeout_s": config.grace_s}
     admission = serve.deployment(
         Admission,
         user_config=config.tenants_source.model_dump(mode="json"),
         **_one_admission(config),
         **INTERNAL,
+        **grace,
     ).bind(config.fairness, config.prices, config.usage, config.gpu_dollars_per_hour)
     replicas = {
         model.name: serve.deployment(
@@ -96,8 +98,15 @@ def build(config: AppConfig) -> Application:
             request_router_config=RequestRouterConfig(request_router_class=Placement),
             **_number(model),
             **(INTERNAL | ON_GPU if model.engine.device == "cuda" else INTERNAL),
-        ).bind(model.name, model.engine, model.lookahead_credits, admission)
+            **grace,
+        ).bind(model.name, model.engine, model.lookahead_credits, admission, config.grace_s)
         for deployment, model in config.replica_deployments.items()
     }
-    ingresses = serve.deployment(Ingress, num_replicas=config.ingresses, **COMMON)
+    ingresses = serve.deployment(
+        Ingress,
+        num_replicas=config.ingresses,
+        request_router_config=RequestRouterConfig(request_router_class=Membership),
+        **COMMON,
+        **grace,
+    )
     return ingresses.bind(config, admission, replicas)

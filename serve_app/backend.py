@@ -64,9 +64,21 @@ class Delta:
 class Unavailable(Exception):
     """No replica can serve now (503)."""
 
+    reason = "The model is not ready to serve. Try again later."
+    """Shown to the client."""
+
     def __init__(self, retry_after_s: float) -> None:
-        super().__init__("no replica is ready")
+        super().__init__(self.reason)
         self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(Unavailable):
+    """This process ends before the sequence does; another one can serve it at once."""
+
+    reason = "The server is shutting down. Send the request again."
+
+    def __init__(self) -> None:
+        super().__init__(retry_after_s=1.0)
 
 
 class Refused(Exception):
@@ -114,7 +126,8 @@ class Backend(Protocol):
         - exhausted after the finish reason: succeeded;
         - `Enough` thrown in: aborted, and counted as succeeded. `Enough` comes out again;
         - closed or cancelled before the finish reason: aborted, counted as cancelled;
-        - raises Unavailable or Refused before the first delta, EngineFailure at any time.
+        - raises Unavailable or Refused before the first delta, EngineFailure or ShuttingDown at
+          any time.
 
         Whatever has to be settled is settled when it has ended or `aclose` has returned.
         """

@@ -109,6 +109,13 @@ class EngineHost:
         finally:
             feed.detach(reader)
 
+    def hand_back(self, *, begun: bool) -> None:
+        """Let others have what has no output yet, and with `begun` what has some, too."""
+        for feed in self._feeds.values():
+            for key in feed.hand_back(begun=begun):
+                self._abort(key)
+                self._owners.pop(key, None)
+
     def tell_backlog(self, waiting: bool) -> None:
         """Whether the router holds work that this engine has no credit for."""
         if waiting != self._backlog:

@@ -124,8 +124,7 @@ def from_exception(error: Exception) -> ApiError:
             return ApiError(status, error.reason, code=error.kind.value, headers=headers)
         case Unavailable():
             headers = retry_after(error.retry_after_s)
-            message = "The model is not ready to serve. Try again later."
-            return ApiError(503, message, code="unavailable", headers=headers)
+            return ApiError(503, error.reason, code="unavailable", headers=headers)
         case HTTPException():
             return _from_routing(error)
         case EngineFailure():

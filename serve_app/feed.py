@@ -97,6 +97,16 @@ class Feed:
         self._end(key, "abort")
         return True
 
+    def hand_back(self, *, begun: bool) -> list[Key]:
+        """End all sequences here that have no output yet, and those that have if `begun`: their
+        reader learns that they are to go on elsewhere. Returns them."""
+        moved = [key for key in self.unfinished if begun or not self._runs[key].token_ids]
+        for key in moved:
+            self._owed[key] = None
+            self._end(key, "moved")
+        self._news.set()
+        return moved
+
     def record(self, output: Output) -> None:
         """Append what a step added to a sequence."""
         key = (output.request_id, output.attempt)

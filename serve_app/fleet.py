@@ -131,7 +131,7 @@ class Fleet:
                         yield delta
                 return
             except ReplicaLost as lost:
-                losses += lost.submitted
+                losses += lost.suspect
                 if losses >= MAX_LOST_REPLICAS:
                     raise EngineFailure(str(lost)) from lost
             request = replace(request, attempt=request.attempt + 1)
@@ -154,7 +154,8 @@ class Fleet:
         async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
             async for output in outputs:
                 output_ids += output.token_ids
-                cached = min(output.cached_tokens, len(generation.prompt_ids))
+                told = bool(submit.prior_output_ids)  # by the attempt that made them
+                cached = 0 if told else min(output.cached_tokens, len(generation.prompt_ids))
                 produced = len(output_ids)
                 self._admission.progress(request.request_id, produced, cached, output.gpu_s)
                 yield _delta(output, cached)

@@ -23,6 +23,8 @@ from serve_app import background
 from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
+from serve_app.backend import ShuttingDown
+from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
 from serve_app.disconnects import Disconnects
 from serve_app.fleet import Fleet
 from serve_app.offers import Offer
@@ -46,7 +48,8 @@ class Ingress:
     ) -> None:
         """replicas: by name of the model that they serve."""
         self._config = config
-        self._name = serve.get_replica_context().replica_tag
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
         self._tenants = _load(config)
         self._key_secret = key_secret()
         self._notice_version = (0, 0)
@@ -62,6 +65,10 @@ class Ingress:
             model: StepStreams(self._name, _Calls(handle), partial(self._withdraw, model))
             for model, handle in replicas.items()
         }
+        itself = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._itself = itself.options(_by_reference=False)
+        self._departure = Departure(self._call_self, config.grace_s)
+        self._watch = background.start(self._watch_departure(), "departure")
         self._client.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -77,6 +84,7 @@ class Ingress:
                 usage=self._admission.usage.remote,
                 scaling=self._admission.scaling.remote,
             )
+        app.add_middleware(TurnAway, departure=self._departure)
         return app
 
     def _build_api(self) -> FastAPI:
@@ -93,6 +101,27 @@ class Ingress:
     async def check_health(self) -> None:
         """Raises when this ingress can no longer be granted anything: Serve replaces it."""
         self._client.check()
+        if self._watch.done():
+            raise RuntimeError("this ingress would not notice its removal")
+
+    async def is_here(self, ingress: str) -> None:
+        """Nothing: that a call reaches the ingress of this name is the answer. See `Membership`."""
+
+    async def _call_self(self) -> None:
+        await self._itself.is_here.remote(self._name)
+
+    async def _watch_departure(self) -> None:
+        while True:
+            await self._departure.look()
+            if self._departure.late:
+                self._shut_down()
+            await asyncio.sleep(LOOK_PERIOD_S)
+
+    def _shut_down(self) -> None:
+        """End all that waits or runs: in a moment this process is gone."""
+        self._client.fail(ShuttingDown())
+        for streams in self._streams.values():
+            streams.fail(ShuttingDown())
 
     async def _sync(self, sync: Sync) -> SyncReply:
         reply = await self._admission.sync.remote(msgspec.msgpack.encode(sync))

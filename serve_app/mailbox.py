@@ -16,10 +16,10 @@ from replica.messages import Output, Submit, TokenLogprobs
 class ReplicaLost(Exception):
     """The replica will not finish this sequence."""
 
-    def __init__(self, reason: str, *, submitted: bool) -> None:
+    def __init__(self, reason: str, *, suspect: bool) -> None:
         super().__init__(reason)
-        self.submitted = submitted
-        """Whether the replica had it, and may have been lost because of it."""
+        self.suspect = suspect
+        """Whether the replica failed while it had the sequence, and maybe because of it."""
 
 
 class Mailbox:
@@ -35,11 +35,14 @@ class Mailbox:
         self._unread: list[int] = []
         self._unread_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-        self._lost: ReplicaLost | None = None
+        self._failure: Exception | None = None
         self._news = asyncio.Event()
 
     def put(self, output: Output) -> None:
         """Take what is new in `output`. Raises ValueError if tokens before it are missing."""
+        if output.finish_reason == "moved":
+            self.fail(ReplicaLost("its replica is being removed", suspect=False))
+            output = msgspec.structs.replace(output, finish_reason=None)
         seen = self.offset - output.offset
         if seen < 0:
             raise ValueError(f"{-seen} tokens of request {output.request_id} are missing")
@@ -53,17 +56,17 @@ class Mailbox:
             self._newest = output
             self._news.set()
 
-    def lose(self, reason: str) -> None:
-        """No more will come. What is unread can still be read."""
-        self._lost = ReplicaLost(reason, submitted=self.submitted)
+    def fail(self, error: Exception) -> None:
+        """No more will come. What is unread can still be read; `get` raises `error` then."""
+        self._failure = error
         self._news.set()
 
     async def get(self) -> Output:
-        """Everything unread, as one output. Raises ReplicaLost when there will be no more."""
+        """Everything unread, as one output. Raises what `fail` was given."""
         await self._news.wait()
         if self._newest is None:
-            assert self._lost is not None
-            raise self._lost
+            assert self._failure is not None
+            raise self._failure
         output = msgspec.structs.replace(
             self._newest,
             offset=self.offset - len(self._unread),
@@ -74,6 +77,6 @@ class Mailbox:
         self._newest, self._prompt_logprobs = None, ()
         self._unread.clear()
         self._unread_logprobs.clear()
-        if self._lost is None:
+        if self._failure is None:
             self._news.clear()
         return output

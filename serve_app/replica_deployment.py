@@ -12,14 +12,14 @@ from collections.abc import AsyncGenerator
 
 import anyio
 from ray import serve
-from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Stats
-from router.messages import GpuTime, ReplicaReport
+from router.messages import GpuTime, ReplicaReport, ReportReply
 from serve_app import background
+from serve_app.departure import LOOK_PERIOD_S, Departure
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
 from serve_app.metrics import ReplicaMetrics
@@ -27,7 +27,6 @@ from serve_app.scaling_signals import LoadMeter
 
 logger = logging.getLogger(__name__)
 
-REPORT_PERIOD_S = 0.5
 CALL_TIMEOUT_S = 0.4
 
 
@@ -40,9 +39,13 @@ class Replica:
         engine: EngineConfig,
         lookahead: int,
         admission: DeploymentHandle,
+        grace_s: float,
     ) -> None:
-        """model: what clients call it. Returns when the engine is ready. Raises EngineFailed when
-        it cannot start."""
+        """Returns when the engine is ready. Raises EngineFailed when it cannot start.
+
+        model: what clients call it.
+        grace_s: how long after it was told to stop Serve lets this process live.
+        """
         context = serve.get_replica_context()
         self._name, self._model = context.replica_tag, model
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
@@ -52,7 +55,7 @@ class Replica:
         self._host = EngineHost(await EngineClient.start(engine))
         self._metrics = ReplicaMetrics()
         self._load = LoadMeter(self._host.ready)
-        self._routed = False
+        self._departure = Departure(self._call_self, grace_s)
         self._reports = background.start(self._report_forever(), "replica-report")
 
     async def __del__(self) -> None:
@@ -93,36 +96,30 @@ class Replica:
 
     async def _report_forever(self) -> None:
         while True:
-            routed = await self._is_routed()
-            self._host.drains = not routed and (self._routed or self._host.drains)
-            self._routed = routed
-            await self._report()
+            await self._departure.look()
+            self._host.drains = self._departure.leaves
+            others = await self._report()
+            self._hand_back(others)
             self._host.drop_orphans()
-            await asyncio.sleep(REPORT_PERIOD_S)
+            await asyncio.sleep(LOOK_PERIOD_S)
 
-    async def _is_routed(self) -> bool:
-        """Whether Serve routes new work here: not before this replica is up, nor while it
-        drains, of which Serve tells nobody but those who call it. So be one of them.
-        """
-        try:
-            with anyio.fail_after(CALL_TIMEOUT_S):
-                await self._siblings.submit.remote(self._name, self._name, [])
-        except ReplicaUnavailableError:
-            return False
-        except TimeoutError:  # Serve does not know this replica yet, or the machine is busy.
-            return self._routed
-        except Exception as error:
-            logger.warning("Replica %s cannot call itself: %r", self._name, error)
-            return self._routed
-        return True
+    def _hand_back(self, others: bool) -> None:
+        """When it leaves: what has no output yet, if there is another replica; at last, all."""
+        late = self._departure.late
+        if late or (self._departure.leaves and others):
+            self._host.hand_back(begun=late)
 
-    async def _report(self) -> None:
+    async def _call_self(self) -> None:
+        await self._siblings.submit.remote(self._name, self._name, [])
+
+    async def _report(self) -> bool:
+        """Returns whether another replica takes work, as far as is known."""
         ready = self._host.ready
         gpu = _gpu_time(self._host.stats, self._host.starting_s)
         self._metrics.tell(self._host.stats, gpu)
         report = ReplicaReport(
             replica=self._name,
-            slots=self._slots if self._routed and not self._host.failure else 0,
+            slots=self._slots if self._departure.routed and not self._host.failure else 0,
             kv_tokens=ready.num_blocks * ready.block_size,
             lookahead=self._lookahead,
             gpu=gpu,
@@ -130,9 +127,12 @@ class Replica:
         )
         try:
             with anyio.fail_after(CALL_TIMEOUT_S):
-                self._host.tell_backlog(await self._admission.report.remote(report))
+                reply: ReportReply = await self._admission.report.remote(report)
         except Exception as error:
             logger.debug("Admission did not take the report: %r", error)
+            return False
+        self._host.tell_backlog(reply.backlog)
+        return reply.others
 
 
 def _gpu_time(stats: Stats, starting_s: float) -> GpuTime:

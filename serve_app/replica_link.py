@@ -19,7 +19,7 @@ from ray.serve.exceptions import ReplicaUnavailableError
 
 from replica.messages import Failed, Output, Ready, Submit, decode_event, encode
 from serve_app import background
-from serve_app.mailbox import Mailbox
+from serve_app.mailbox import Mailbox, ReplicaLost
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ STALL_S = 2.5
 LOST_S = 6.0
 """A replica that no stream has reached for this long is lost."""
 RETRY_S = 0.05
+DRAINED = "it has drained"
 
 
 class ReplicaCalls(Protocol):
@@ -113,12 +114,13 @@ class ReplicaLink:
 
     def _turned_away(self, submits: list[Submit]) -> None:
         for submit in submits:
-            self._lose((submit.request_id, submit.attempt), "it takes no new work")
+            self._lose((submit.request_id, submit.attempt), "it takes no new work", suspect=False)
         self._on_unavailable(self.replica)
 
-    def _lose(self, key: Key, reason: str) -> None:
+    def _lose(self, key: Key, reason: str, *, suspect: bool) -> None:
         if (mailbox := self.sequences.pop(key, None)) is not None:
-            mailbox.lose(f"replica {self.replica} is lost: {reason}")
+            text = f"replica {self.replica} is lost: {reason}"
+            mailbox.fail(ReplicaLost(text, suspect=suspect and mailbox.submitted))
 
     async def _read_until_lost(self) -> None:
         reason = None
@@ -126,7 +128,7 @@ class ReplicaLink:
             reason = await self._read_stream()
         logger.info("No more from replica %s: %s", self.replica, reason)
         for key in list(self.sequences):
-            self._lose(key, reason)
+            self._lose(key, reason, suspect=reason != DRAINED)
         for sender in self._senders:
             sender.cancel()
         self._on_end(self)
@@ -149,7 +151,7 @@ class ReplicaLink:
                     for output in event.outputs:
                         self._deliver(output)
         except StopAsyncIteration:
-            return "it drains"
+            return DRAINED
         except ReplicaUnavailableError:
             return "it is gone"
         except Exception as error:

@@ -20,7 +20,7 @@ import msgspec
 from ray import serve
 
 from router.cost import UsageReport, usage_report
-from router.messages import ReplicaReport, Sync
+from router.messages import ReplicaReport, ReportReply, Sync
 from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
 from router.router import Router
@@ -142,8 +142,8 @@ class Admission:
         self._news.discard(ingress)
         return Hint(news, notice if notice.version != version else None)
 
-    async def report(self, report: ReplicaReport) -> bool:
-        """Take over what a replica offers. Returns whether requests wait for its like.
+    async def report(self, report: ReplicaReport) -> ReportReply:
+        """Take over what a replica offers, and tell it of its like.
 
         An ingress that has lost a replica may say in its place that it offers nothing.
         """
@@ -156,7 +156,11 @@ class Admission:
         if was_offered != bool(report.slots):
             self._publish()
         self._tell()
-        return self._waiting.get(report.model, 0) > 0
+        others = any(
+            offer.model == report.model and name != report.replica
+            for name, offer in self._offers.items()
+        )
+        return ReportReply(self._waiting.get(report.model, 0) > 0, others)
 
     def record_autoscaling_stats(self) -> dict[str, int | float]:
         """Serve calls this where the number of replicas follows the load."""

@@ -156,6 +156,9 @@ class AppConfig(BaseModel):
     """A YAML file, or the list itself. See `TenantsSource`."""
     ingresses: Annotated[int, Field(ge=1)] = 1
     """HTTP front ends, each for all models."""
+    grace_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
+    """How long a process that is removed may go on with what it has. Then requests of a replica go
+    on at another one, and those of an ingress end with an error."""
     fairness: FairPolicy = FairPolicy()
     api: Limits = Limits()
     prices: dict[str, Prices] = {}

@@ -48,7 +48,7 @@ class StepStreams:
         """Run a sequence: its outputs in order, without gaps or repeats, the last one with a
         finish reason. What comes while the consumer is busy arrives as one output.
 
-        Raises ReplicaLost. Closing it early aborts the sequence.
+        Raises ReplicaLost, or what `fail` is given. Closing it early aborts the sequence.
         """
         link = self.connect(replica)
         mailbox = link.add(submit)
@@ -60,6 +60,12 @@ class StepStreams:
                     return
         finally:
             link.remove((submit.request_id, submit.attempt))
+
+    def fail(self, error: Exception) -> None:
+        """Raise `error` in all that run; the sequences are aborted."""
+        for link in self._links.values():
+            for mailbox in link.sequences.values():
+                mailbox.fail(error)
 
     async def close(self) -> None:
         """Close every link."""

@@ -143,6 +143,44 @@ async def test_a_later_attempt_gives_its_lease_back_and_waits_again(
     assert admission.router.snapshot().usage["acme"].prompt_tokens == 10
 
 
+async def test_what_an_earlier_attempt_did_is_not_lost_on_a_later_one(
+    admission: AdmissionInProcess, client: AdmissionClient
+) -> None:
+    """Its tokens, its share of a GPU, its times; and the prompt's cached part is settled by it."""
+    admission.offer("a", 1)
+    await client.acquire(request())
+    client.progress("r", produced=7, cached=4, gpu_s=1.0)
+    again = asyncio.create_task(client.acquire(request(attempt=1)))
+    await again
+    client.progress("r", produced=9, cached=10, gpu_s=0.5)
+    client.end("r", Outcome.SUCCEEDED)
+    ending = client._endings["r"]
+    assert (ending.produced, ending.cached, ending.gpu_s) == (9, 4, 1.5)
+    assert ending.first_token_s is not None
+    assert ending.last_token_s is not None
+    assert ending.first_token_s < ending.last_token_s
+
+
+async def test_giving_up_between_two_attempts_is_accounted_for(
+    admission: AdmissionInProcess, client: AdmissionClient
+) -> None:
+    """The output that came since the last sync, too; and nobody inherits a credit."""
+    admission.offer("a", 1)
+    await client.acquire(request())
+    admission.offer("a", 0)
+    client.progress("r", produced=7, cached=4, gpu_s=1.0)
+    waiting = asyncio.create_task(client.acquire(request(attempt=1)))
+    await until(lambda: admission.router.snapshot().queued)
+    waiting.cancel()
+    client.end("r", Outcome.CANCELLED)
+    assert not client._returned
+    await until(lambda: client.idle)
+    usage = admission.router.snapshot().usage["acme"]
+    assert usage.outcomes[Outcome.CANCELLED] == 1
+    assert (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens) == (10, 4, 7)
+    assert usage.gpu_s == 1.0
+
+
 async def test_a_grant_for_an_earlier_attempt_is_ignored() -> None:
     grants = [Grant("r", 0, "a", 20), Grant("r", 1, "b", 20)]
 

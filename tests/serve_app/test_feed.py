@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,3 +159,21 @@ async def test_log_probabilities_stay_with_their_tokens() -> None:
     again = feed.attach({KEY: 1})
     rest = Output("r", 0, 1, (11, 12), logprobs=(told[1], told[2]))
     assert await feed.take(again, 1.0) == [rest]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_what_is_handed_back_is_told_to_its_reader(begun: bool) -> None:
+    """First what has no output: it loses nothing. A second time there is nothing left."""
+    feed, waiting = Feed(), ("w", 0)
+    feed.open(submit())
+    feed.open(msgspec.structs.replace(submit(), request_id="w"))
+    reader = feed.attach({KEY: 0, waiting: 0})
+    feed.record(output(0, 10))
+    await feed.take(reader, 1.0)
+    moved = [KEY, waiting] if begun else [waiting]
+    assert feed.hand_back(begun=begun) == moved
+    assert await feed.take(reader, 1.0) == [
+        Output(*key, 1 if key == KEY else 0, (), "moved") for key in moved
+    ]
+    assert feed.hand_back(begun=begun) == []
+    assert feed.unfinished == ([] if begun else [KEY])

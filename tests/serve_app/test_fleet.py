@@ -14,7 +14,14 @@ from replica.messages import Sampling, Submit
 from router.messages import Outcome
 from serve_app import admission_client, engine_host, fleet, replica_link
 from serve_app.admission_client import AdmissionClient
-from serve_app.backend import EngineFailure, Enough, Generation, Refused, Unavailable
+from serve_app.backend import (
+    EngineFailure,
+    Enough,
+    Generation,
+    Refused,
+    ShuttingDown,
+    Unavailable,
+)
 from serve_app.fleet import Fleet
 from serve_app.step_streams import StepStreams
 from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
@@ -198,6 +205,41 @@ async def test_a_request_that_sent_something_goes_on_elsewhere_without_a_gap(
     assert usage.gpu_s == 200 * STEP_GPU_S
 
 
+async def test_a_replica_that_is_removed_hands_back_what_has_not_begun(world: World) -> None:
+    """Others take it at once. What has begun stays where it is."""
+    await world.start("a", step_s=0.05)
+    deltas = world.fleet.generate(generation("begun", 10))
+    received = list((await anext(deltas)).token_ids)
+    task = asyncio.create_task(world.collect(generation("new")))
+    await until(lambda: ("new", 0) in world.transport.engines["a"].running)
+    await world.transport.start("b", 0.001)
+    world.admission.offer("b", SLOTS)
+    world.transport.hosts["a"].hand_back(begun=False)
+    assert await asyncio.wait_for(task, 3) == tokens("new", 5)
+    async for delta in deltas:
+        received += delta.token_ids
+    assert tuple(received) == tokens("begun", 10)
+    submits = [c for c in world.transport.engines["b"].commands if isinstance(c, Submit)]
+    assert [submit.request_id for submit in submits] == ["new"]
+
+
+async def test_being_handed_back_again_and_again_fails_no_request(world: World) -> None:
+    """The clock of a removal runs out more often than an engine may die."""
+    await world.start("a", step_s=0.01)
+    deltas = world.fleet.generate(generation(max_tokens=60))
+    received: list[int] = []
+    for hand_back in [True] * (2 * fleet.MAX_LOST_REPLICAS) + [False]:
+        received += (await anext(deltas)).token_ids
+        if hand_back:
+            world.transport.hosts["a"].hand_back(begun=True)
+    async for delta in deltas:
+        received += delta.token_ids
+    assert tuple(received) == tokens("r", 60)
+    await until(world.at_rest)
+    usage = world.admission.router.snapshot().usage["acme"]
+    assert (usage.prompt_tokens, usage.output_tokens) == (3, 60)
+
+
 async def test_a_request_that_brings_engines_down_is_not_tried_for_ever(world: World) -> None:
     await world.start("a", "b", "c", step_s=60)
     task = asyncio.create_task(world.collect(generation()))
@@ -240,6 +282,27 @@ async def test_a_replica_that_leaves_turns_new_requests_away_to_others(world: Wo
     world.transport.members.discard("a")
     results = await asyncio.gather(*(world.collect(generation(f"r{i}")) for i in range(3)))
     assert list(results) == [tokens(f"r{i}", 5) for i in range(3)]
+
+
+async def test_what_a_shutdown_cuts_short_ends_with_an_error_and_leaves_nothing(
+    world: World,
+) -> None:
+    """C35: what runs, behind the tokens that came, and what waits."""
+    await world.start("a", step_s=0.01)
+    deltas = world.fleet.generate(generation("runs", max_tokens=1000))
+    await anext(deltas)
+    world.admission.offer("a", 0)
+    waits = asyncio.create_task(world.collect(generation("waits")))
+    await until(lambda: world.admission.router.snapshot().queued)
+    world.client.fail(ShuttingDown())
+    world.streams.fail(ShuttingDown())
+    with pytest.raises(ShuttingDown):
+        await waits
+    with pytest.raises(ShuttingDown):
+        async for _ in deltas:
+            pass
+    await until(world.at_rest)
+    assert world.outcomes()[Outcome.FAILED] == 1
 
 
 async def test_there_is_no_model_before_a_replica_is_up_and_admission_answers(

@@ -65,7 +65,7 @@ async def test_an_end_without_tokens_is_told() -> None:
 async def test_what_came_before_the_loss_is_read_first() -> None:
     box = mailbox()
     box.put(output(0, 10))
-    box.lose("it burns")
+    box.fail(ReplicaLost("it burns", suspect=True))
     assert await box.get() == output(0, 10)
     for _ in range(2):
         with pytest.raises(ReplicaLost, match="it burns"):
@@ -82,3 +82,13 @@ async def test_log_probabilities_stay_with_their_tokens() -> None:
     assert await box.get() == first
     box.put(Output("r", 0, 0, (10, 11, 12), logprobs=tuple(told[:3]), prompt_logprobs=(told[3],)))
     assert await box.get() == Output("r", 0, 2, (12,), logprobs=(told[2],))
+
+
+async def test_a_sequence_that_is_handed_back_is_lost_through_no_fault_of_its_own() -> None:
+    """Behind its last tokens, which are no ending."""
+    box = mailbox()
+    box.put(Output("r", 0, 0, (10, 11), "moved"))
+    assert await box.get() == output(0, 10, 11)
+    with pytest.raises(ReplicaLost) as caught:
+        await box.get()
+    assert not caught.value.suspect

@@ -107,7 +107,7 @@ async def test_ready_is_known_once_a_stream_has_opened(lab: Lab) -> None:
 async def test_an_unknown_replica_takes_no_work(lab: Lab) -> None:
     with pytest.raises(ReplicaLost) as caught:
         await lab.collect("nobody", submit())
-    assert not caught.value.submitted
+    assert not caught.value.suspect
     await lab.until(lambda: "nobody" in lab.lost)
 
 
@@ -118,7 +118,7 @@ async def test_a_replica_that_leaves_finishes_what_it_has(lab: Lab) -> None:
     lab.transport.members.clear()
     with pytest.raises(ReplicaLost) as caught:
         await lab.collect("a", submit("new"))
-    assert not caught.value.submitted
+    assert not caught.value.suspect
     assert ids(await running) == tokens("old", 50)
 
 
@@ -138,7 +138,7 @@ async def test_an_engine_that_dies_loses_its_sequences(lab: Lab) -> None:
     lab.transport.engines["a"].die("out of memory")
     with pytest.raises(ReplicaLost, match="out of memory") as caught:
         await asyncio.wait_for(running, engine_host.HEARTBEAT_S / 3)
-    assert caught.value.submitted
+    assert caught.value.suspect
     assert lab.lost == ["a"]
 
 

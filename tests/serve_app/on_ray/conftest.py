@@ -7,9 +7,10 @@ import pytest
 
 from router.tenant import digest
 from tests.models import save_tiny
-from tests.serve_app.on_ray.site import ADMIN_KEY, APP, KEY, MODEL, Site, until
+from tests.serve_app.on_ray.site import ADMIN_KEY, APP, BULK_KEY, KEY, MODEL, Site, until
 
 REPLICAS = 2
+MAX_ROWS = 32
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
@@ -22,8 +23,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_tiny(tmp_path_factory.mktemp("tiny"), max_position_embeddings=16384)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+    """Gone when these tests are over: others start clusters of their own."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -36,7 +38,7 @@ async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         usage = tmp_path_factory.mktemp("usage") / "usage.db"
-        site = Site(port, _config(model, str(usage)))
+        site = Site(port, configuration(model, str(usage)))
         await site.deploy()
         yield site
         serve.shutdown()
@@ -56,12 +58,12 @@ async def site(running_site: Site) -> AsyncIterator[Site]:
     await until(running_site.at_rest)
 
 
-def _config(model: str, usage: str) -> dict[str, object]:
+def configuration(model: str, usage: str) -> dict[str, object]:
     engine = {
         "model": model,
         "dtype": "float32",
         "threads": 1,
-        "max_rows": 4,
+        "max_rows": MAX_ROWS,
         "kv_tokens": 131072,
     }
     args = {
@@ -76,7 +78,8 @@ def _config(model: str, usage: str) -> dict[str, object]:
                 "max_concurrency": 8,
                 "tokens_per_minute": 10_000_000,
                 "monthly_budget": 1000.0,
-            }
+            },
+            {"id": "bulk", "keys": [digest(BULK_KEY)], "max_concurrency": 64},
         ],
         "prices": {MODEL: {"prompt": 1.0, "output": 2.0}},
         "usage": usage,

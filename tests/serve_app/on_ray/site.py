@@ -23,8 +23,12 @@ from router.snapshot import Snapshot
 APP = "fairstream"
 MODEL = "tiny"
 KEY = "key-acme"
+BULK_KEY = "key-bulk"
+"""Of a tenant with more requests at once."""
 ADMIN_KEY = "key-admin"
 TOKENS = 64
+DEPLOY_S = 150.0
+"""Longer than Serve's own 60 s: machines are busy."""
 
 
 class Site:
@@ -36,12 +40,24 @@ class Site:
         """A copy of it, to be changed."""
         return copy.deepcopy(self._config)
 
-    async def deploy(self, **overrides: dict[str, Any]) -> None:
-        """Apply the configuration, as `serve deploy` does; `overrides` are options by name of
-        the deployment. Returns when it runs.
+    @property
+    def tenants(self) -> list[dict[str, Any]]:
+        return self._config["applications"][0]["args"]["tenants"]
+
+    async def deploy(
+        self,
+        args: dict[str, Any] | None = None,
+        engine: dict[str, Any] | None = None,
+        **overrides: dict[str, Any],
+    ) -> None:
+        """Apply the configuration, as `serve deploy` does: with other arguments, other settings
+        of the engine, and options by name of the deployment. Returns when it runs.
         """
         config = copy.deepcopy(self._config)
-        config["applications"][0]["deployments"] = [
+        [application] = config["applications"]
+        application["args"] |= args or {}
+        application["args"]["engine"] |= engine or {}
+        application["deployments"] = [
             {"name": name, **options} for name, options in overrides.items()
         ]
         await _apply(config)
@@ -101,7 +117,14 @@ class Site:
 async def _apply(config: dict[str, Any]) -> None:
     schema = ServeDeploySchema.model_validate(config)
     client = serve.context._get_global_client()
-    await asyncio.to_thread(client.deploy_apps, schema, _blocking=True)
+    await asyncio.to_thread(client.deploy_apps, schema, _blocking=False)
+    await until(_is_deployed, DEPLOY_S)
+
+
+async def _is_deployed() -> bool:
+    applications = (await asyncio.to_thread(serve.status)).applications.values()
+    assert all(one.status != "DEPLOY_FAILED" for one in applications), applications
+    return all(one.status == "RUNNING" for one in applications)
 
 
 async def until(condition: Callable[[], Awaitable[object]], seconds: float = 15.0) -> None:

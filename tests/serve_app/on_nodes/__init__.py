@@ -1,0 +1,1 @@
+"""The application on a Ray cluster of several nodes."""

@@ -1,0 +1,110 @@
+"""What a process does that is being removed; Serve is a flag here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import pytest
+from ray.serve.exceptions import ReplicaUnavailableError
+from starlette.types import Receive, Scope, Send
+
+from serve_app import departure as module
+from serve_app.departure import Departure, TurnAway
+
+
+class Serve:
+    """Routes to the process, or not, or cannot say."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    async def call(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+GONE = ReplicaUnavailableError("me")
+
+
+async def looked(*errors: Exception | None, grace_s: float = 60.0) -> Departure:
+    """After one look for each."""
+    serve = Serve()
+    departure = Departure(serve.call, grace_s)
+    for serve.error in errors:
+        await departure.look()
+    return departure
+
+
+async def test_a_process_that_is_not_up_yet_does_not_leave() -> None:
+    departure = await looked(GONE, GONE)
+    assert not departure.routed
+    assert not departure.leaves
+    assert departure.takes_stragglers
+
+
+async def test_a_process_leaves_once_it_is_no_longer_routed_to() -> None:
+    departure = await looked(GONE, None)
+    assert departure.routed
+    assert not departure.leaves
+    departure = await looked(None, GONE, GONE)
+    assert not departure.routed
+    assert departure.leaves
+    assert not departure.late
+
+
+@pytest.mark.parametrize("before", [None, GONE])
+async def test_a_call_that_fails_says_nothing(before: Exception | None) -> None:
+    departure = await looked(before, ConnectionError())
+    assert departure.routed == (before is None)
+    assert not departure.leaves
+
+
+async def test_a_call_that_hangs_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 0.01)
+    departure = Departure(lambda: asyncio.sleep(5), 60.0)
+    await departure.look()
+    assert not departure.routed
+
+
+async def test_a_process_that_is_routed_to_again_stays() -> None:
+    assert not (await looked(None, GONE, None)).leaves
+
+
+@pytest.mark.parametrize(("grace_s", "stay_s"), [(60.0, 57.0), (4.0, 2.0)])
+async def test_what_is_left_is_given_up_before_the_grace_ends(
+    grace_s: float, stay_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    departure = await looked(None, GONE, grace_s=grace_s)
+    noticed_at, clock = time.monotonic(), time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: noticed_at + stay_s - 0.5)
+    assert not departure.late
+    monkeypatch.setattr(time, "monotonic", lambda: noticed_at + stay_s + 0.5)
+    assert departure.late
+    monkeypatch.setattr(time, "monotonic", clock)
+
+
+async def ask(departure: Departure, path: str) -> httpx.Response:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    transport = httpx.ASGITransport(TurnAway(app, departure))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        return await client.get(path)
+
+
+async def test_new_requests_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C35: readiness is false at once; those that were on their way are still served."""
+    stays, leaves = await looked(None), await looked(None, GONE)
+    for path in ("/ready", "/health", "/v1/models"):
+        assert (await ask(stays, path)).status_code == 200
+    assert (await ask(leaves, "/ready")).status_code == 503
+    assert (await ask(leaves, "/v1/models")).status_code == 200
+    monkeypatch.setattr(module, "STRAGGLERS_S", 0.0)
+    answer = await ask(leaves, "/v1/models")
+    assert answer.status_code == 503
+    assert answer.headers["Retry-After"] == "1"
+    assert answer.json()["error"]["code"] == "unavailable"
+    assert (await ask(leaves, "/health")).status_code == 200
