@@ -37,7 +37,7 @@ class LazyHeap(Generic[Item]):
         if entry is None or key < entry:
             self._entries[item] = key
             heapq.heappush(self._heap, (key, next(self._ticks), item))
-            if len(self._heap) > 2 * len(self._entries) + 16:
+            if entry is not None:
                 self._compact()
 
     def peek(self) -> Item | None:
@@ -68,8 +68,12 @@ class LazyHeap(Generic[Item]):
 
     def drop(self, item: Item) -> None:
         """Forget an item, live or not."""
-        self._entries.pop(item, None)
+        if self._entries.pop(item, None) is not None:
+            self._compact()
 
     def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[0]]
-        heapq.heapify(self._heap)
+        """One more entry is outdated: leave them out once they are the most."""
+        entries = self._entries
+        if len(self._heap) > 2 * len(entries) + 16:
+            self._heap = [entry for entry in self._heap if entries.get(entry[2]) == entry[0]]
+            heapq.heapify(self._heap)
