@@ -164,8 +164,10 @@ class Ledger:
         if cached is not None and entry.cached is None:
             entry.cached = found = min(max(cached, 0), entry.prompt_tokens)
             entry.usage.cached_tokens += found
-        output = max(produced - entry.produced, 0)
-        entry.produced += output
+        output = produced - entry.produced
+        if output <= 0:
+            return Charge(uncached - found, found)
+        entry.produced = produced
         entry.usage.output_tokens += output
         return Charge(uncached - found, found, output)
 

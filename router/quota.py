@@ -132,11 +132,12 @@ class Quota:
 
     def settle(self, hold: Hold, tokens: int, price: int) -> None:
         """Replace a hold by what was used, and its price in micro-dollars."""
+        held_tokens, held_micro, accounts, _, _ = hold
         if self._tokens is not None:
             self._tokens.level(self._clock())
-            self._tokens.take(tokens - hold.tokens)
-        for account in hold.accounts:
-            account.held -= hold.micro
+            self._tokens.take(tokens - held_tokens)
+        for account in accounts:
+            account.held -= held_micro
             account.spent += price
 
     def refund(self, hold: Hold) -> None:
