@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 
 from router.concurrency import Concurrency
 from router.lazy_heap import LazyHeap
@@ -20,20 +21,33 @@ from router.request import Request
 
 @dataclass(slots=True)
 class VirtualTokenCounter:
-    """Service that one tenant had, in units of cost divided by weight."""
+    """Service that one tenant had, in units of cost divided by weight, and its place in the
+    order. Changed by its methods only."""
 
-    weight: float
+    order_weight: float
+    """λ·w_q: what an expected token counts in the order."""
+    weight: float = 1.0
     value: float = 0.0
     """c: rises by what is served, and by a lift at activation."""
     outstanding: int = 0
     """O: output tokens expected of what runs now."""
+    key: float = 0.0
+    """The order: c + λ·w_q·O / w."""
 
-    def charge(self, cost: float) -> None:
+    def charge(self, cost: float, outstanding: int) -> None:
+        """Add service and expected output; either may be negative."""
         self.value += cost / self.weight
+        self.outstanding += outstanding
+        self.key = self.value + self.order_weight * self.outstanding / self.weight
 
-    def lift(self, virtual_time: float, burst: float) -> None:
-        """Forget the service missed while away, except for the burst."""
-        self.value = max(self.value, virtual_time - burst / self.weight)
+    def set(self, value: float) -> None:
+        self.value = value
+        self.charge(0.0, 0)
+
+    def weigh(self, weight: float) -> None:
+        """Count by another weight from now on."""
+        self.weight = weight
+        self.charge(0.0, 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +59,8 @@ class TenantQueue:
     """The tenant's, in all pools together."""
     counter: VirtualTokenCounter
     burst: float = 0.0
+    eligible: bool = False
+    """Something waits, and one more may run."""
     waiting: OrderedDict[Request, None] = field(default_factory=OrderedDict)
     """Those that come first, in order: all of one priority. Empty only if nothing waits."""
     priority: int = 0
@@ -52,10 +68,6 @@ class TenantQueue:
     later: dict[int, OrderedDict[Request, None]] = field(default_factory=dict)
     """The others, by priority; no line is empty. Most tenants never have any."""
     running: set[Request] = field(default_factory=set)
-
-    def eligible(self) -> bool:
-        concurrency = self.concurrency
-        return bool(self.waiting) and concurrency.running < concurrency.limit
 
     @property
     def head(self) -> Request:
@@ -78,9 +90,8 @@ class TenantQueue:
         """Take a request out of its line. Returns whether it waited."""
         if request in self.waiting:
             del self.waiting[request]
-            if self.later and not self.waiting:
-                self.priority = min(self.later)
-                self.waiting = self.later.pop(self.priority)
+            if not self.waiting:
+                self._next_line()
             return True
         line = self.later.get(request.info.priority)
         if line is None or request not in line:
@@ -93,6 +104,13 @@ class TenantQueue:
     def lines(self) -> Iterator[Request]:
         """All that waits, in no order."""
         return chain(self.waiting, *self.later.values())
+
+    def _next_line(self) -> None:
+        if self.later:
+            self.priority = min(self.later)
+            self.waiting = self.later.pop(self.priority)
+        else:
+            self.eligible = False
 
     def _line(self, priority: int) -> OrderedDict[Request, None]:
         """Where requests of another priority wait."""
@@ -115,15 +133,11 @@ class Band:
         self.prefixed = 0
         """Waiting requests that name prefixes."""
         self._policy = policy
-        self._order_weight = policy.lam * policy.w_q
-        self._by_key = LazyHeap(self.key, TenantQueue.eligible)
-        self._by_counter = LazyHeap(_counter_value, TenantQueue.eligible)
+        # All of C: these are asked at every step of every decision.
+        live = attrgetter("eligible")
+        self._by_key: LazyHeap[TenantQueue] = LazyHeap(attrgetter("counter.key"), live)
+        self._by_counter: LazyHeap[TenantQueue] = LazyHeap(attrgetter("counter.value"), live)
         self._aside: list[TenantQueue] = []
-
-    def key(self, queue: TenantQueue) -> float:
-        """The order: c + λ·w_q·O / w."""
-        counter = queue.counter
-        return counter.value + self._order_weight * counter.outstanding / counter.weight
 
     def is_newcomer(self, queue: TenantQueue) -> bool:
         """Whether a tenant is below its fair share: rows that are kept are for such."""
@@ -160,8 +174,8 @@ class Band:
         ceiling = 0.0
         while len(found) < limit and (queue := self._by_key.peek()) is not None:
             if not found:
-                ceiling = self.key(queue) + span
-            elif self.key(queue) > ceiling:
+                ceiling = queue.counter.key + span
+            elif queue.counter.key > ceiling:
                 break
             found.append(self._by_key.pop())
         for queue in found:
@@ -184,8 +198,12 @@ class Band:
 
     def activate(self, queue: TenantQueue) -> None:
         """A tenant becomes eligible: it comes back level with the others, but for its burst."""
-        queue.counter.lift(self.virtual_time, queue.burst)
-        self.touch(queue)
+        queue.eligible = True
+        level = self.virtual_time - queue.burst / queue.counter.weight
+        if level > queue.counter.value:
+            queue.counter.set(level)
+        self._by_key.touch(queue)
+        self._by_counter.touch(queue)
 
     def drop(self, queue: TenantQueue) -> None:
         """A tenant leaves for another band."""
@@ -196,7 +214,3 @@ class Band:
         """An eligible tenant is new here, or its key may have fallen."""
         self._by_key.touch(queue)
         self._by_counter.touch(queue)
-
-
-def _counter_value(queue: TenantQueue) -> float:
-    return queue.counter.value

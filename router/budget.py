@@ -53,6 +53,8 @@ def window(period: Period, now: float, tz: tzinfo) -> Window:
 class Account:
     """One window's money, in micro-dollars."""
 
+    window: str
+    """Its id."""
     spent: int = 0
     held: int = 0
 
@@ -62,47 +64,40 @@ class Budget:
 
     def __init__(self, period: Period, limit: int, tz: tzinfo) -> None:
         self.period, self.limit, self.tz = period, limit, tz
-        self._window, self._ends_at = Window("", 0.0), 0.0
-        self._account = Account()
+        self._window, self.ends_at = Window("", 0.0), 0.0
+        self._account = Account("")
         self._accounts: dict[str, Account] = {}
 
     def current(self, now: float) -> Window:
         """The window at Unix time `now`. A clock that is put back changes nothing."""
-        if now >= self._ends_at:
+        if now >= self.ends_at:
             self._window = window(self.period, now, self.tz)
-            self._ends_at = self._window.ends_at
-            self._account = self._accounts.setdefault(self._window.id, Account())
+            self.ends_at = self._window.ends_at
+            name = self._window.id
+            self._account = self._accounts.setdefault(name, Account(name))
             self._forget()
         return self._window
 
+    def account(self, now: float) -> Account:
+        """That of the window at Unix time `now`. What is held there may be settled there whenever
+        that is, although the budget forgets it once nothing is held."""
+        if now >= self.ends_at:
+            self.current(now)
+        return self._account
+
     def remaining(self, now: float) -> int:
         """Micro-dollars neither spent nor held."""
-        if now >= self._ends_at:
-            self.current(now)
-        return self.limit - self._account.spent - self._account.held
+        account = self.account(now)
+        return self.limit - account.spent - account.held
 
     def unspent(self, now: float) -> int:
         """Micro-dollars not spent: what may remain once all holds are settled."""
-        self.current(now)
-        return self.limit - self._account.spent
-
-    def hold(self, amount: int, now: float) -> str:
-        """Hold an amount, whatever remains. Returns the id of the window."""
-        if now >= self._ends_at:
-            self.current(now)
-        self._account.held += amount
-        return self._window.id
-
-    def settle(self, name: str, held: int, spent: int) -> None:
-        """Turn what was held in a window into what was spent."""
-        account = self._accounts[name]
-        account.held -= held
-        account.spent += spent
+        return self.limit - self.account(now).spent
 
     def restore(self, spent: Callable[[str], int], now: float) -> None:
         """Take over what was spent in the current window before this process."""
-        name = self.current(now).id
-        self._account.spent = spent(name)
+        account = self.account(now)
+        account.spent = spent(account.window)
 
     def learn(self, name: str, spent: int) -> None:
         """Take over what was spent in a window wherever that was; it never falls."""
@@ -117,7 +112,7 @@ class Budget:
     def move(self, tz: tzinfo) -> None:
         """Count in another time zone from now on: a window of the same name goes on."""
         if tz != self.tz:
-            self.tz, self._ends_at = tz, 0.0
+            self.tz, self.ends_at = tz, 0.0
 
     def _forget(self) -> None:
         over = [

@@ -32,7 +32,9 @@ class Concurrency:
 
     def resize(self, limit: int) -> None:
         was_free, self.limit = self.free, limit
-        if not was_free and self.free:
+        if not self.free:
+            self.suspend()
+        elif not was_free:
             self.activate()
 
     def activate(self) -> None:
@@ -40,3 +42,8 @@ class Concurrency:
         for queue in self.queues:
             if queue.waiting:
                 queue.band.activate(queue)
+
+    def suspend(self) -> None:
+        """All places are taken."""
+        for queue in self.queues:
+            queue.eligible = False

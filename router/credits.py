@@ -36,12 +36,6 @@ class Replica:
     def kv_free(self) -> int:
         return self.kv_tokens - self.kv_held
 
-    def takes(self, kv_need: int, newcomer: bool) -> bool:
-        """Whether a slot is free and the request fits; alone it always does."""
-        leases = len(self.leases)
-        slots = self.slots if newcomer else self.common_slots
-        return leases < slots and (not leases or kv_need <= self.kv_tokens - self.kv_held)
-
 
 class Credits:
     """Slots and KV room of all replicas. Choosing costs O(replicas)."""
@@ -89,14 +83,19 @@ class Credits:
     def find(
         self, request: Request, excluding: str | None = None, *, newcomer: bool = True
     ) -> Replica | None:
-        """The replica that takes a request and has most of its prompt cached; the least loaded
-        (leases by slots) among equals. None if no replica takes it."""
+        """The replica that has a free slot, room for a request (an empty one always has) and most
+        of its prompt cached; the least loaded (leases by slots) among equals. None if no replica
+        takes it."""
         best, best_rank = None, (0, 0.0)
         kv_need, prefixes = request.kv_need, request.info.prefixes
         for replica in self._replicas.values():
+            leases = len(replica.leases)
+            slots = replica.slots if newcomer else replica.common_slots
+            if leases >= slots or replica.name == excluding:
+                continue
             matched = replica.prefixes.match(prefixes) if prefixes else 0
-            if replica.takes(kv_need - matched, newcomer) and replica.name != excluding:
-                rank = (-matched, len(replica.leases) / replica.slots)
+            if not leases or kv_need - matched <= replica.kv_tokens - replica.kv_held:
+                rank = (-matched, leases / replica.slots)
                 if best is None or rank < best_rank:
                     best, best_rank = replica, rank
         return best
@@ -109,7 +108,7 @@ class Credits:
     def take(self, request: Request, name: str) -> None:
         """Hold a slot and KV room, but for what is cached there. It may exceed what there is:
         running work is a fact."""
-        replica = self._replica(name)
+        replica = self._replicas.get(name) or self._replica(name)
         prefixes = request.info.prefixes
         kv_need = request.kv_need - (replica.prefixes.match(prefixes) if prefixes else 0)
         replica.leases[request] = kv_need

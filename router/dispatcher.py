@@ -16,15 +16,16 @@ from router.band_order import BandOrder
 from router.credits import Credits, Replica
 from router.estimates import Estimates
 from router.fair_queue import FairQueue
-from router.ledger import NOTHING, Charge, Used
+from router.ledger import NOTHING, Used
 from router.messages import Outcome, RequestInfo
 from router.policy import FairPolicy
 from router.quota import Denial
-from router.request import Request, State
+from router.request import GRANTED, PARKED, QUEUED, Request
 from router.tenant import Tenant
 
 _HEADS = 16
 """Requests that one decision looks at: those almost first, those passed over."""
+_SUCCEEDED = Outcome.SUCCEEDED
 
 
 class Dispatcher:
@@ -82,8 +83,7 @@ class Dispatcher:
     def enqueue(self, request: Request, *, front: bool = False) -> None:
         """Let a parked request wait. It is charged nothing before it is granted."""
         self.ledger.open(request.info)
-        request.state = State.QUEUED
-        request.since = self._clock()
+        request.state, request.since = QUEUED, self._clock()
         request.overtaken = 0
         if self._max_wait_s:
             self._limit_wait(request)
@@ -121,7 +121,7 @@ class Dispatcher:
         now, found = self._clock(), []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)
-            waits = request.state is State.QUEUED and not request.taken_up
+            waits = request.state is QUEUED and not request.taken_up
             if waits and request.deadline <= now:
                 found.append(request)
         return found
@@ -148,15 +148,18 @@ class Dispatcher:
     def adopt(self, request: Request, replica: str) -> None:
         """Accept that a request runs on a replica, whatever it held before."""
         self.release(request)
-        self._run(request, replica)
+        self._run(request, replica, self._clock())
 
     def progress(self, request: Request, produced: int, cached: int | None) -> None:
         """Book what a running request has done so far."""
         charge = self.ledger.progress(request.info.request_id, produced, cached)
-        if charge != NOTHING:
-            done = min(charge.output, request.outstanding)
+        if charge is not NOTHING:
+            uncached, cached, output = charge
+            done = min(output, request.outstanding)
             request.outstanding -= done
-            self._charge(request, charge, -done)
+            policy = self._policy
+            cost = policy.w_p * uncached + policy.w_c * cached + policy.w_q * output
+            self.queue.charge(request.info.tenant, cost, -done)
 
     def end(self, request: Request, outcome: Outcome | None, *, slo_met: bool = False) -> None:
         """Settle a request: what it holds is freed, what it did stays booked.
@@ -165,33 +168,32 @@ class Dispatcher:
         """
         info = request.info
         if not request.taken_up:
-            self._charge(request, self.ledger.refund(info.request_id))
+            prompt_tokens = self.ledger.refund(info.request_id)
+            self.queue.charge(info.tenant, -self._policy.w_p * prompt_tokens)
         used = self.ledger.used(info.request_id)
-        if outcome is Outcome.SUCCEEDED:
+        if outcome is _SUCCEEDED:
             duration_s = self._clock() - request.since
             self.estimates.finished(info.tenant, used.output, duration_s, request.gpu_s)
         self.release(request)
-        price = self._settle(request, used if outcome else Used())
-        windows = request.hold.windows if request.hold is not None else ()
-        request.hold = None
+        windows, price = self._settle(request, used if outcome else Used())
         self.ledger.close(info, outcome, used, price, windows, slo_met, request.gpu_s)
 
     def release(self, request: Request) -> None:
         """Take a request out of the queue, or its credit from it. It stays open and charged."""
-        if request.state is State.PARKED:
+        if request.state is PARKED:
             return
         self.queue.remove(request)
-        if request.state is not State.QUEUED:
+        if request.state is not QUEUED:
             self.credits.release(request)
             if request.outstanding:
                 self.queue.charge(request.info.tenant, 0.0, -request.outstanding)
                 request.outstanding = 0
-        request.state = State.PARKED
+        request.state = PARKED
 
     def expire(self) -> None:
         """Withdraw the credits of silent replicas: grants not taken up wait again, first."""
         for replica in self.credits.expire():
-            untaken = [lease for lease in replica.leases if lease.state is State.GRANTED]
+            untaken = [lease for lease in replica.leases if lease.state is GRANTED]
             for request in reversed(untaken):
                 self.release(request)
                 self.enqueue(request, front=True)
@@ -259,38 +261,34 @@ class Dispatcher:
         policy = self._policy
         cost = policy.w_p * request.info.prompt_tokens + policy.w_q * request.expected
         self._order.granted(band.index, cost, now)
-        self._run(request, replica.name)
+        self._run(request, replica.name, now)
 
-    def _run(self, request: Request, replica: str) -> None:
+    def _run(self, request: Request, replica: str, now: float) -> None:
         """Only the first run of a request is charged for its prompt."""
         request_id = request.info.request_id
-        request.state = State.GRANTED
-        request.since = self._clock()
+        request.state, request.since = GRANTED, now
         produced = self.ledger.produced(request_id) if request.taken_up else 0
         request.outstanding = max(request.expected - produced, 0)
         self.queue.start(request)
         self.credits.take(request, replica)
-        cost = self._policy.w_p * self.ledger.dispatch(request_id).uncached
+        cost = self._policy.w_p * self.ledger.dispatch(request_id)
         self.queue.charge(request.info.tenant, cost, request.outstanding)
 
-    def _charge(self, request: Request, charge: Charge, outstanding: int = 0) -> None:
-        policy = self._policy
-        cost = (
-            policy.w_p * charge.uncached + policy.w_c * charge.cached + policy.w_q * charge.output
-        )
-        if cost or outstanding:
-            self.queue.charge(request.info.tenant, cost, outstanding)
-
-    def _settle(self, request: Request, used: Used) -> int:
-        """Replace a hold by what was used. Returns its price in micro-dollars."""
+    def _settle(self, request: Request, used: Used) -> tuple[tuple[str, ...], int]:
+        """Replace what a request holds by what it used. Returns the windows that pay for it, and
+        its price in micro-dollars."""
         info, hold = request.info, request.hold
+        prompt, cached, output = used
+        price = self._prices.cost(info.model, prompt, cached, output)
         quota = self.quotas.get(info.tenant)
         if hold is None or quota is None:
-            return self._prices.cost(info.model, used.prompt, used.cached, used.output)
-        if used.prompt or used.output:
-            return quota.settle(hold, info.model, used.prompt, used.cached, used.output)
-        quota.refund(hold)
-        return 0
+            return (), price
+        request.hold = None
+        if prompt or output:
+            quota.settle(hold, prompt + output, price)
+        else:
+            quota.refund(hold)
+        return hold.windows, price
 
     def _likely_output(self, info: RequestInfo) -> int:
         if info.open_ended:

@@ -46,10 +46,10 @@ class FairQueue:
         for tenant in named.values():
             queue = self.tenant(tenant.id)
             self._move(queue, self.bands[tenant.band])
-            queue.counter.weight = tenant.weight
+            queue.counter.weigh(tenant.weight)
             queue.burst = self._policy.burst if tenant.burst is None else tenant.burst
             queue.concurrency.resize(tenant.max_concurrency)
-            if queue.eligible():
+            if queue.eligible:
                 queue.band.touch(queue)
 
     def tenants(self) -> Mapping[str, TenantQueue]:
@@ -60,7 +60,8 @@ class FairQueue:
         queue = self._tenants.get(name)
         if queue is None:
             concurrency = self._concurrencies.setdefault(name, Concurrency())
-            queue = TenantQueue(self.bands[0], concurrency, VirtualTokenCounter(weight=1.0))
+            counter = VirtualTokenCounter(self._order_weight)
+            queue = TenantQueue(self.bands[0], concurrency, counter)
             concurrency.queues.append(queue)
             self._tenants[name] = queue
         return queue
@@ -68,11 +69,10 @@ class FairQueue:
     def push(self, request: Request, *, front: bool = False) -> None:
         """Queue a request behind those of its tenant and priority, or before them."""
         queue = self._tenants.get(request.info.tenant) or self.tenant(request.info.tenant)
-        waited = bool(queue.waiting)
         queue.add(request, front=front)
         self._count(queue.band, request, 1)
         concurrency = queue.concurrency
-        if not waited and concurrency.running < concurrency.limit:
+        if not queue.eligible and concurrency.running < concurrency.limit:
             queue.band.activate(queue)
 
     def start(self, request: Request) -> None:
@@ -81,7 +81,10 @@ class FairQueue:
         if queue.discard(request):
             self._count(queue.band, request, -1)
         queue.running.add(request)
-        queue.concurrency.running += 1
+        concurrency = queue.concurrency
+        concurrency.running += 1
+        if concurrency.running >= concurrency.limit:
+            concurrency.suspend()
 
     def remove(self, request: Request) -> None:
         """Forget a request that waits or runs."""
@@ -98,11 +101,8 @@ class FairQueue:
     def charge(self, tenant: str, cost: float, outstanding: int = 0) -> None:
         """Add to a tenant's service and to its expected output; either may be negative."""
         queue = self._tenants.get(tenant) or self.tenant(tenant)
-        counter = queue.counter
-        counter.value += cost / counter.weight
-        counter.outstanding += outstanding
-        fell = cost < 0 or cost + self._order_weight * outstanding < 0
-        if fell and queue.eligible():
+        queue.counter.charge(cost, outstanding)
+        if queue.eligible and (cost < 0 or cost + self._order_weight * outstanding < 0):
             queue.band.touch(queue)
 
     def resume(self, virtual_times: Mapping[str, float]) -> None:
@@ -110,13 +110,13 @@ class FairQueue:
         least: dict[Band, float] = {}
         for name in virtual_times.keys() & self._tenants.keys():
             queue, told = self._tenants[name], virtual_times[name]
-            queue.counter.value = max(queue.counter.value, told)
+            queue.counter.set(max(queue.counter.value, told))
             least[queue.band] = min(least.get(queue.band, told), told)
         for band, value in least.items():
             band.virtual_time = max(band.virtual_time, value)
         for queue in self._tenants.values():
-            if queue.eligible() and queue.band in least:
-                queue.counter.lift(queue.band.virtual_time, queue.burst)
+            if queue.eligible and queue.band in least:
+                queue.band.activate(queue)
 
     def _forget(self, name: str) -> None:
         queue = self._tenants.pop(name)
@@ -134,8 +134,8 @@ class FairQueue:
             old.prefixed -= prefixed
             band.prefixed += prefixed
         old.drop(queue)
-        queue.counter.value = band.virtual_time
-        if queue.eligible():
+        queue.counter.set(band.virtual_time)
+        if queue.eligible:
             band.touch(queue)
 
     def _count(self, band: Band, request: Request, change: int) -> None:

@@ -6,8 +6,8 @@ fall must be announced by `touch` and costs one push.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Hashable
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -36,8 +36,8 @@ class LazyHeap(Generic[Item]):
         entry = self._entries.get(item)
         if entry is None or key < entry:
             self._entries[item] = key
-            heapq.heappush(self._heap, (key, next(self._ticks), item))
-            if len(self._heap) > 2 * len(self._entries) + 16:
+            heappush(self._heap, (key, next(self._ticks), item))
+            if entry is not None:
                 self._compact()
 
     def peek(self) -> Item | None:
@@ -46,13 +46,13 @@ class LazyHeap(Generic[Item]):
         while heap:
             entry, _, item = heap[0]
             if entries.get(item) != entry:
-                heapq.heappop(heap)
+                heappop(heap)
             elif not self._live(item):
-                heapq.heappop(heap)
+                heappop(heap)
                 del entries[item]
             elif (key := self._key(item)) > entry:
                 entries[item] = key
-                heapq.heapreplace(heap, (key, next(self._ticks), item))
+                heapreplace(heap, (key, next(self._ticks), item))
             else:
                 return item
         return None
@@ -62,14 +62,18 @@ class LazyHeap(Generic[Item]):
         item = self.peek()
         if item is None:
             raise IndexError("pop from an empty heap")
-        heapq.heappop(self._heap)
+        heappop(self._heap)
         del self._entries[item]
         return item
 
     def drop(self, item: Item) -> None:
         """Forget an item, live or not."""
-        self._entries.pop(item, None)
+        if self._entries.pop(item, None) is not None:
+            self._compact()
 
     def _compact(self) -> None:
-        self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[0]]
-        heapq.heapify(self._heap)
+        """One more entry is outdated: leave them out once they are the most."""
+        entries = self._entries
+        if len(self._heap) > 2 * len(entries) + 16:
+            self._heap = [entry for entry in self._heap if entries.get(entry[2]) == entry[0]]
+            heapify(self._heap)

@@ -142,14 +142,14 @@ class Ledger:
         entry = self._open[info.request_id]
         entry.charged, entry.produced, entry.cached = True, produced, cached
 
-    def dispatch(self, request_id: str) -> Charge:
-        """Charge the prompt, as uncached, at the first dispatch."""
+    def dispatch(self, request_id: str) -> int:
+        """Charge the prompt, as uncached, at the first dispatch. Returns the tokens charged."""
         entry = self._open.get(request_id)
         if entry is None or entry.charged:
-            return NOTHING
+            return 0
         entry.charged = True
         entry.usage.prompt_tokens += entry.prompt_tokens
-        return Charge(uncached=entry.prompt_tokens)
+        return entry.prompt_tokens
 
     def progress(self, request_id: str, produced: int, cached: int | None) -> Charge:
         """Charge output beyond the most seen so far; the first `cached` corrects the prompt.
@@ -159,24 +159,26 @@ class Ledger:
         entry = self._open.get(request_id)
         if entry is None or not (produced or cached is not None):
             return NOTHING
-        uncached = 0 if entry.charged else self.dispatch(request_id).uncached
+        uncached = 0 if entry.charged else self.dispatch(request_id)
         found = 0
         if cached is not None and entry.cached is None:
             entry.cached = found = min(max(cached, 0), entry.prompt_tokens)
             entry.usage.cached_tokens += found
-        output = max(produced - entry.produced, 0)
-        entry.produced += output
+        output = produced - entry.produced
+        if output <= 0:
+            return Charge(uncached - found, found)
+        entry.produced = produced
         entry.usage.output_tokens += output
         return Charge(uncached - found, found, output)
 
-    def refund(self, request_id: str) -> Charge:
-        """Take back the prompt of a request on which no work was done."""
+    def refund(self, request_id: str) -> int:
+        """Take back the prompt of a request on which no work was done. Returns its tokens."""
         entry = self._open.get(request_id)
         if entry is None or not entry.charged or entry.produced or entry.cached is not None:
-            return NOTHING
+            return 0
         entry.charged = False
         entry.usage.prompt_tokens -= entry.prompt_tokens
-        return Charge(uncached=-entry.prompt_tokens)
+        return entry.prompt_tokens
 
     def used(self, request_id: str) -> Used:
         """What an open request has to pay for by now."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import NamedTuple
 
-from router.budget import Budget, zone
+from router.budget import Account, Budget, zone
 from router.messages import RateLimit, RateLimits, RefusalKind, RequestInfo
 from router.pricing import MICRO, PriceList, micro
 from router.rate import Bucket
@@ -34,7 +35,10 @@ class Hold(NamedTuple):
 
     tokens: float
     micro: int
+    accounts: tuple[Account, ...]
+    """Of the budgets that pay for it."""
     windows: tuple[str, ...]
+    """Their ids."""
     max_tokens: int
 
 
@@ -42,7 +46,8 @@ class Quota:
     """The counters of one tenant. They outlive a reload, whatever becomes of the limits."""
 
     __slots__ = (
-        "_budgets", "_clock", "_prices", "_rates_known", "_requests", "_tokens", "_wall", "tenant"
+        "_budgets", "_clock", "_current", "_prices", "_rates_known", "_requests", "_tokens",
+        "_until", "_wall", "_windows", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +61,10 @@ class Quota:
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._budgets: tuple[Budget, ...] = ()
+        self._current: tuple[Account, ...] = ()
+        """Where money is counted now, the ids of those windows, and until when they last."""
+        self._windows: tuple[str, ...] = ()
+        self._until = -inf
         self._rates_known = False
         """Rates count what an earlier router has admitted."""
         self.configure(tenant)
@@ -79,46 +88,61 @@ class Quota:
         for budget in known.values():
             budget.move(tz)
         self._budgets = tuple(known.values())
+        self._current, self._windows, self._until = (), (), -inf
 
     def hold(self, info: RequestInfo, output: int) -> Hold | Denial:
         """Hold what a request may use: `output` tokens are likely."""
-        if self._requests is None and self._tokens is None and not self._budgets:
-            return Hold(0.0, 0, (), info.max_tokens)
-        now = self._clock()
+        now, requests, rate = self._clock(), self._requests, self._tokens
         tokens, wait_s = 0.0, 0.0
-        if self._requests is not None:
-            wait_s = self._requests.wait_s(1.0, now)
-        if self._tokens is not None:
+        if requests is not None and requests.level(now) < 1.0:
+            wait_s = requests.wait_s(1.0, now)
+        if rate is not None:
             tokens = self._likely(info, output)
-            wait_s = max(self._tokens.wait_s(tokens, now), wait_s)
-        max_tokens = info.max_tokens
-        if self._budgets:
-            max_tokens = self._affordable(info)
+            if rate.level(now) < tokens:
+                wait_s = max(rate.wait_s(tokens, now), wait_s)
+        accounts, max_tokens, worst = self._accounts(), info.max_tokens, 0
+        if accounts:
+            max_tokens, worst = self._affordable(info)
             if max_tokens < 1:
                 return self._broke(info, wait_s)
         if wait_s:
             return Denial(RefusalKind.RATE, self._over_rate(tokens, now), wait_s)
-        return self._take(info, tokens, max_tokens)
+        if requests is not None:
+            requests.take(1.0)
+        if rate is not None:
+            rate.take(tokens)
+        for account in accounts:
+            account.held += worst
+        return Hold(tokens, worst, accounts, self._windows, max_tokens)
 
     def resume(self, info: RequestInfo, output: int) -> Hold:
         """Hold for a request that an earlier router has admitted, whatever is left."""
-        if self._rates_known:
-            return self._take_money(info, self._likely(info, output), info.max_tokens)
-        now = self._clock()
-        for bucket in (self._requests, self._tokens):
-            if bucket is not None:
-                bucket.level(now)
-        return self._take(info, self._likely(info, output), info.max_tokens)
+        tokens = self._likely(info, output)
+        if not self._rates_known:
+            now = self._clock()
+            for bucket, units in ((self._requests, 1.0), (self._tokens, tokens)):
+                if bucket is not None:
+                    bucket.level(now)
+                    bucket.take(units)
+        accounts = self._accounts()
+        worst = self._prices.cost(info.model, info.prompt_tokens, 0, info.max_tokens)
+        for account in accounts:
+            account.held += worst
+        return Hold(tokens, worst, accounts, self._windows, info.max_tokens)
 
-    def settle(self, hold: Hold, model: str, prompt: int, cached: int, output: int) -> int:
-        """Replace a hold by what was used. Returns its price in micro-dollars."""
-        price = self._prices.cost(model, prompt, cached, output)
-        self._give_back(hold, prompt + output, price)
-        return price
+    def settle(self, hold: Hold, tokens: int, price: int) -> None:
+        """Replace a hold by what was used, and its price in micro-dollars."""
+        held_tokens, held_micro, accounts, _, _ = hold
+        if self._tokens is not None:
+            self._tokens.level(self._clock())
+            self._tokens.take(tokens - held_tokens)
+        for account in accounts:
+            account.held -= held_micro
+            account.spent += price
 
     def refund(self, hold: Hold) -> None:
         """The request never ran: it is as if it had never come."""
-        self._give_back(hold, 0, 0)
+        self.settle(hold, 0, 0)
         if self._requests is not None:
             self._requests.level(self._clock())
             self._requests.take(-1.0)
@@ -162,40 +186,35 @@ class Quota:
             for name, account in budget.accounts().items()
         }
 
-    def _take(self, info: RequestInfo, tokens: float, max_tokens: int) -> Hold:
-        if self._requests is not None:
-            self._requests.take(1.0)
-        if self._tokens is not None:
-            self._tokens.take(tokens)
-        return self._take_money(info, tokens, max_tokens)
-
-    def _take_money(self, info: RequestInfo, tokens: float, max_tokens: int) -> Hold:
-        if not self._budgets:
-            return Hold(tokens, 0, (), max_tokens)
-        worst, wall = self._prices.cost(info.model, info.prompt_tokens, 0, max_tokens), self._wall()
-        windows = [budget.hold(worst, wall) for budget in self._budgets]
-        return Hold(tokens, worst, tuple(windows), max_tokens)
-
-    def _give_back(self, hold: Hold, tokens: int, price: int) -> None:
-        if self._tokens is not None:
-            self._tokens.level(self._clock())
-            self._tokens.take(tokens - hold.tokens)
-        # A budget that was added since comes last and holds nothing of this request.
-        for budget, name in zip(self._budgets, hold.windows, strict=False):
-            budget.settle(name, hold.micro, price)
-
     def _likely(self, info: RequestInfo, output: int) -> float:
         """Tokens to hold; what exceeds a whole minute's worth becomes a debt when it is used."""
         limit = self._tokens.limit if self._tokens is not None else 0
         return float(min(info.prompt_tokens + output, limit))
 
-    def _affordable(self, info: RequestInfo) -> int:
-        wall, left = self._wall(), _UNLIMITED
-        for budget in self._budgets:
-            remaining = budget.remaining(wall)
+    def _accounts(self) -> tuple[Account, ...]:
+        """Those that a request which begins now is paid from, in the order of the budgets."""
+        if not self._budgets:
+            return ()
+        wall = self._wall()
+        if wall >= self._until:
+            self._current = tuple(budget.account(wall) for budget in self._budgets)
+            self._windows = tuple(account.window for account in self._current)
+            self._until = min(budget.ends_at for budget in self._budgets)
+        return self._current
+
+    def _affordable(self, info: RequestInfo) -> tuple[int, int]:
+        """Output that a request can pay for, at most what it asks; and what it costs at worst."""
+        left = _UNLIMITED
+        for budget, account in zip(self._budgets, self._current, strict=True):
+            remaining = budget.limit - account.spent - account.held
             if remaining < left:
                 left = remaining
-        return self._prices.affordable_output(info.model, info.prompt_tokens, info.max_tokens, left)
+        prompt, output = info.prompt_tokens, info.max_tokens
+        worst = self._prices.cost(info.model, prompt, 0, output)
+        if worst > left:
+            output = self._prices.affordable_output(info.model, prompt, output, left)
+            worst = self._prices.cost(info.model, prompt, 0, output)
+        return output, worst
 
     def _broke(self, info: RequestInfo, wait_s: float) -> Denial:
         """Come back with the window that has enough, or soon if it is only held."""

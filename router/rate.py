@@ -10,19 +10,19 @@ from __future__ import annotations
 class Bucket:
     """`limit` units a minute. All times come from one clock, in seconds."""
 
-    __slots__ = ("_at", "_level", "_rate", "limit")
+    __slots__ = ("_at", "_full", "_level", "_rate", "limit")
 
     def __init__(self, limit: int, now: float) -> None:
         self.limit = limit
         self._rate = limit / 60
-        self._level = float(limit)
+        self._full = self._level = float(limit)
         self._at = now
 
     def level(self, now: float) -> float:
         """Units there are; negative when more was used than was taken."""
         if now > self._at:
             level = self._level + (now - self._at) * self._rate
-            self._level = level if level < self.limit else float(self.limit)
+            self._level = level if level < self._full else self._full
             self._at = now
         return self._level
 
@@ -34,7 +34,7 @@ class Bucket:
     def take(self, units: float) -> None:
         """Take units, or give them back; call `level` first."""
         level = self._level - units
-        self._level = level if level < self.limit else float(self.limit)
+        self._level = level if level < self._full else self._full
 
     def lower(self, limit: int, reset_s: float, now: float) -> None:
         """Have no more than a bucket of `limit` units has that is full in `reset_s` seconds."""
@@ -44,5 +44,5 @@ class Bucket:
     def resize(self, limit: int, now: float) -> None:
         """Change the limit and keep what has been used."""
         used = self.limit - self.level(now)
-        self.limit, self._rate = limit, limit / 60
+        self.limit, self._rate, self._full = limit, limit / 60, float(limit)
         self._level = limit - used

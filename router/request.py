@@ -21,6 +21,10 @@ class State(Enum):
     """Holds nothing: just arrived, or its ingress is silent."""
 
 
+QUEUED, GRANTED, LEASED, PARKED = State
+"""The same, for where each request passes: Python 3.11 takes its time to look a member up."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Compared and hashed by identity."""
@@ -29,7 +33,7 @@ class Request:
     ingress: str
     expected: int
     """Output tokens it is likely to produce: orders the queue and sizes its KV room."""
-    state: State = State.PARKED
+    state: State = PARKED
     replica: str = ""
     """Where its credit is, while it holds one."""
     outstanding: int = 0

@@ -45,11 +45,12 @@ def test_every_moment_lies_in_the_window_that_it_has():
 def test_a_new_window_starts_at_zero_and_old_holds_are_settled_in_the_old_one():
     now = at("2026-03-01T23:59:00")
     budget = Budget("day", 100, timezone.utc)
-    held = budget.hold(60, now)
+    held = budget.account(now)
+    held.held += 60
     assert budget.remaining(now) == 40
     tomorrow = now + 120
     assert budget.remaining(tomorrow) == 100
-    budget.settle(held, 60, 55)
+    held.held, held.spent = 0, 55
     assert budget.remaining(tomorrow) == 100
     assert budget.remaining(tomorrow + 86400) == 100
     assert list(budget.accounts()) == ["2026-03-03"]
@@ -58,7 +59,7 @@ def test_a_new_window_starts_at_zero_and_old_holds_are_settled_in_the_old_one():
 def test_a_clock_that_is_put_back_opens_no_old_window():
     now = at("2026-03-02T00:00:01")
     budget = Budget("day", 100, timezone.utc)
-    budget.settle(budget.hold(60, now), 60, 60)
+    budget.account(now).spent = 60
     assert budget.remaining(now - 10) == 40
 
 

@@ -289,7 +289,7 @@ def test_the_head_is_of_the_eligible_tenant_with_the_least_key(events):
         if event == "push":
             enqueue(queue, tenant, "x")
         elif event == "dispatch" and (head := head_of(queue)):
-            eligible = [q for q in queue.tenants().values() if q.eligible()]
+            eligible = [q for q in queue.tenants().values() if q.eligible]
             virtual_time = max(virtual_time, min(q.counter.value for q in eligible))
             queue.bands[0].advance()
             queue.start(head)
@@ -303,7 +303,7 @@ def test_the_head_is_of_the_eligible_tenant_with_the_least_key(events):
         keys = {
             name: q.counter.value + 0.25 * 2.0 * q.counter.outstanding / q.counter.weight
             for name, q in queue.tenants().items()
-            if q.eligible()
+            if q.eligible
         }
         head = head_of(queue)
         assert (head is None) == (not keys)

@@ -34,7 +34,7 @@ def test_a_queue_is_sorted_by_priority_and_stable(way):
             queue.remove(wanted.pop(choice % len(wanted)))
         assert tenant.queued == queue.waiting == len(wanted)
         assert set(tenant.lines()) == set(wanted)
-        assert tenant.eligible() == bool(wanted)
+        assert tenant.eligible == bool(wanted)
         assert not wanted or tenant.head is wanted[0]
 
 

@@ -28,7 +28,9 @@ class Desk:
         return self.quota.hold(RequestInfo("r", "a", prompt, output, model="m"), output)
 
     def settle(self, hold: Hold, prompt: int = 5, cached: int = 0, output: int = 20) -> int:
-        return self.quota.settle(hold, "m", prompt, cached, output)
+        price = PRICES.cost("m", prompt, cached, output)
+        self.quota.settle(hold, prompt + output, price)
+        return price
 
 
 def desk_of(**limits: object) -> Desk:
@@ -68,7 +70,8 @@ def test_a_hold_is_replaced_by_what_was_used():
     """C50: prompt of 5, three tokens of twenty."""
     desk = desk_of(**LIMITS)
     hold = desk.hold()
-    assert hold == Hold(25, 5 + 40, ("1970-01-01", "1970-01"), 20)
+    assert (hold.tokens, hold.micro, hold.max_tokens) == (25, 5 + 40, 20)
+    assert hold.windows == ("1970-01-01", "1970-01")
     assert desk.settle(hold, output=3) == 5 + 6
     assert desk.quota.rate_limits().tokens.remaining == 100 - 8
     assert desk.quota.held() == 0
@@ -145,9 +148,19 @@ def test_new_limits_keep_what_was_used_and_old_holds_are_settled():
     assert desk.hold(prompt=10, output=100).max_tokens == 22
 
 
+def test_what_was_free_is_settled_after_its_window_is_over():
+    """Nothing is held for it, so the budget has forgotten the window by then."""
+    desk = desk_of(**LIMITS)
+    hold = desk.quota.hold(RequestInfo("r", "a", 5, 20, model="free"), 20)
+    desk.clock.now += 2 * 86400
+    assert desk.quota.windows() == ("1970-01-03", "1970-01")
+    desk.quota.settle(hold, 25, 0)
+    assert (desk.quota.held(), set(desk.quota.spent().values())) == (0, {0})
+
+
 def test_an_unlimited_tenant_holds_nothing_and_is_told_nothing():
     desk = desk_of()
-    assert desk.hold() == Hold(0, 0, (), 20)
+    assert desk.hold() == Hold(0, 0, (), (), 20)
     assert desk.quota.rate_limits() == desk.quota.rate_limits().__class__()
 
 

@@ -277,7 +277,7 @@ def assert_work_conserving(router: Router) -> None:
     """No free credit suits the first waiting request of any eligible tenant."""
     for pool in router._pools:
         for tenant in pool.queue.tenants().values():
-            assert not tenant.eligible() or pool.place(tenant.head) is None
+            assert not tenant.eligible or pool.place(tenant.head) is None
 
 
 def assert_drained(router: Router) -> None:
