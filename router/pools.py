@@ -6,7 +6,7 @@ The module knows neither ingresses nor what they say.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterable, Iterator
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Set
 
 from router.accounts import Accounts
 from router.dispatcher import Dispatcher
@@ -75,3 +75,11 @@ class Pools:
         """Withdraw the credits of silent replicas."""
         for pool in self:
             pool.expire()
+
+    def virtual_times(self, tenants: Set[str]) -> dict[str, dict[str, float]]:
+        """By model, of those of the tenants that its pool knows."""
+        times = {}
+        for model, pool in self.items():
+            queues = pool.queue.tenants()
+            times[model] = {name: queues[name].counter.value for name in tenants & queues.keys()}
+        return times

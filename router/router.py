@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 
 from router.accounts import Accounts
 from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
+from router.ingress import Ingress
 from router.ledger import Journal, Past
 from router.messages import (
     Ending,
-    Grant,
     LeaseInfo,
     Outcome,
     RateLimits,
@@ -35,21 +34,6 @@ from router.request import Request, State
 from router.snapshot import Snapshot, take_snapshot
 from router.tenant import Tenant, Tenants
 from router.workload import Workload, measure
-
-
-@dataclass(slots=True)
-class _Ingress:
-    name: str
-    sequence: int = -1
-    seen_at: float = 0.0
-    sleepers: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    settled: dict[str, str] = field(default_factory=dict)
-    """Tenant of each request whose ending the last sync showed; all are booked."""
-    dropped: dict[str, Refusal] = field(default_factory=dict)
-    """Of requests that waited for too long; told until they are no longer shown as waiting."""
-    refused: set[str] = field(default_factory=set)
-    """Requests that the last reply refused."""
 
 
 class Router:
@@ -91,7 +75,7 @@ class Router:
         self._accounts = Accounts(clock, wall, prices, past)
         self._pools = Pools(policy, clock, report_timeout_s, self._accounts)
         self._gate = Gate(self._pools, policy)
-        self._ingresses: dict[str, _Ingress] = {}
+        self._ingresses: dict[str, Ingress] = {}
         self._news: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
         self.update_tenants(tenants)
@@ -100,7 +84,7 @@ class Router:
         """Take over the state of an ingress and answer with what is true now."""
         ingress = self._ingresses.get(sync.ingress)
         if ingress is None:
-            ingress = self._ingresses[sync.ingress] = _Ingress(sync.ingress)
+            ingress = self._ingresses[sync.ingress] = Ingress(sync.ingress)
         if sync.sequence < ingress.sequence:
             return self._reply(ingress)
         ingress.sequence, ingress.seen_at = sync.sequence, self._clock()
@@ -207,7 +191,7 @@ class Router:
         for name in rates.keys() & quotas.keys():
             quotas[name].learn_rates(rates[name])
 
-    def _settle(self, ingress: _Ingress, endings: Iterable[Ending], resumed: bool) -> None:
+    def _settle(self, ingress: Ingress, endings: Iterable[Ending], resumed: bool) -> None:
         """Book each ending when it is first shown."""
         settled = {}
         for ending in endings:
@@ -223,7 +207,7 @@ class Router:
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 
-    def _confirm(self, ingress: _Ingress, lease: LeaseInfo, resumed: bool) -> None:
+    def _confirm(self, ingress: Ingress, lease: LeaseInfo, resumed: bool) -> None:
         """A lease that is shown is a fact, whatever was known of it."""
         info = lease.request
         request = ingress.requests.get(info.request_id)
@@ -240,7 +224,7 @@ class Router:
         request.gpu_s = lease.gpu_s
         self._pool(request).progress(request, lease.produced, lease.cached)
 
-    def _still_waits(self, ingress: _Ingress, info: RequestInfo) -> bool:
+    def _still_waits(self, ingress: Ingress, info: RequestInfo) -> bool:
         """Whether a request shown as waiting was admitted before."""
         request = ingress.requests.get(info.request_id)
         if request is None:
@@ -260,14 +244,14 @@ class Router:
             request.state = State.GRANTED
         return True
 
-    def _cancel_missing(self, ingress: _Ingress, sync: Sync) -> None:
+    def _cancel_missing(self, ingress: Ingress, sync: Sync) -> None:
         shown = {info.request_id for info in sync.waiting}
         shown.update(lease.request.request_id for lease in sync.leases)
         for request_id in ingress.requests.keys() - shown:
             self._end(ingress, ingress.requests[request_id], Outcome.CANCELLED)
 
     def _admit(
-        self, ingress: _Ingress, newcomers: Iterable[RequestInfo], resumed: bool
+        self, ingress: Ingress, newcomers: Iterable[RequestInfo], resumed: bool
     ) -> list[Refusal]:
         """Queue what has room, then what starts at once; refuse the rest.
 
@@ -293,7 +277,7 @@ class Router:
         return refusals
 
     def _count_refusals(
-        self, ingress: _Ingress, refusals: list[Refusal], infos: Mapping[str, RequestInfo]
+        self, ingress: Ingress, refusals: list[Refusal], infos: Mapping[str, RequestInfo]
     ) -> None:
         """Each one once, however often the ingress asks before it has heard."""
         ids = {refusal.request_id for refusal in refusals}
@@ -302,7 +286,7 @@ class Router:
                 self._accounts.ledger.refuse(infos[request_id])
         ingress.refused = ids
 
-    def _enter(self, ingress: _Ingress, info: RequestInfo) -> tuple[Refusal, ...]:
+    def _enter(self, ingress: Ingress, info: RequestInfo) -> tuple[Refusal, ...]:
         request = self._new(ingress.name, info)
         refusal = self._gate.admit(request)
         if refusal is not None:
@@ -328,7 +312,7 @@ class Router:
         estimates = self._pools.of(info.model).estimates
         return Request(info, ingress, estimates.output(info.tenant, info.max_tokens))
 
-    def _add(self, ingress: _Ingress, info: RequestInfo) -> Request:
+    def _add(self, ingress: Ingress, info: RequestInfo) -> Request:
         request = ingress.requests[info.request_id] = self._new(ingress.name, info)
         return request
 
@@ -343,7 +327,7 @@ class Router:
 
     def _end(
         self,
-        ingress: _Ingress,
+        ingress: Ingress,
         request: Request,
         outcome: Outcome | None,
         *,
@@ -373,7 +357,7 @@ class Router:
 
     def _reply(
         self,
-        ingress: _Ingress,
+        ingress: Ingress,
         refusals: Iterable[Refusal] = (),
         asking: Iterable[str] = (),
     ) -> SyncReply:
@@ -382,28 +366,11 @@ class Router:
         quotas = self._accounts.quotas
         return SyncReply(
             epoch=self.epoch,
-            grants=tuple(
-                Grant(
-                    request.info.request_id,
-                    request.info.attempt,
-                    request.replica,
-                    request.max_tokens,
-                )
-                for request in requests
-                if request.state is State.GRANTED
-            ),
+            grants=ingress.grants(),
             refusals=tuple(refusals),
             settled=tuple(ingress.settled),
-            virtual_times=self._virtual_times(tenants),
+            virtual_times=self._pools.virtual_times(tenants),
             rate_limits={
                 name: quotas[name].rate_limits() for name in tenants.union(asking) & quotas.keys()
             },
         )
-
-    def _virtual_times(self, tenants: Set[str]) -> dict[str, dict[str, float]]:
-        """By model, of those of the tenants that its pool knows."""
-        times = {}
-        for model, pool in self._pools.items():
-            queues = pool.queue.tenants()
-            times[model] = {name: queues[name].counter.value for name in tenants & queues.keys()}
-        return times

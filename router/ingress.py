@@ -1,0 +1,34 @@
+"""What the router remembers of one ingress between its syncs. Decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.messages import Grant, Refusal
+from router.request import Request, State
+
+
+@dataclass(slots=True)
+class Ingress:
+    """By request id, unless noted."""
+
+    name: str
+    sequence: int = -1
+    seen_at: float = 0.0
+    sleepers: dict[str, int] = field(default_factory=dict)
+    """Requests that wait for a first replica, by model."""
+    requests: dict[str, Request] = field(default_factory=dict)
+    settled: dict[str, str] = field(default_factory=dict)
+    """Tenant of each request whose ending the last sync showed; all are booked."""
+    dropped: dict[str, Refusal] = field(default_factory=dict)
+    """Of requests that waited for too long; told until they are no longer shown as waiting."""
+    refused: set[str] = field(default_factory=set)
+    """Requests that the last reply refused."""
+
+    def grants(self) -> tuple[Grant, ...]:
+        """Those that it has not taken up yet."""
+        return tuple(
+            Grant(request_id, request.info.attempt, request.replica, request.max_tokens)
+            for request_id, request in self.requests.items()
+            if request.state is State.GRANTED
+        )
