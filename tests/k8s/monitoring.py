@@ -16,11 +16,12 @@ import ray
 from ray.util.metrics import Counter, Metric
 
 from serve_app.metrics import AdmissionMetrics, ReplicaMetrics, RunningSum
+from serve_app.scaling_log import DecisionLog
 from tests.k8s.manifests import Manifests
 
 OF_RAY = {"application", "deployment", "replica"}
 """Labels that Ray adds to the metrics of a deployment."""
-FUNCTIONS = {"sum", "rate", "increase", "absent"}
+FUNCTIONS = {"sum", "rate", "increase", "absent", "max", "max_over_time"}
 WORDS = FUNCTIONS | {"by", "and", "or", "on", "ignoring", "group_left"}
 GRAFANA = {
     *("uid", "title", "tags", "timezone", "schemaVersion", "refresh", "time", "from", "to"),
@@ -132,7 +133,9 @@ def _is_balanced(expr: str) -> bool:
 @cache
 def exported() -> dict[str, set[str]]:
     """Metrics that Prometheus sees, and their own labels."""
+    decisions = vars(DecisionLog())
     parts = [*vars(AdmissionMetrics()).values(), *vars(ReplicaMetrics()).values()]
+    parts += [*decisions["_gauges"].values(), *decisions.values()]
     ours = [one._counter if isinstance(one, RunningSum) else one for one in parts]
     named = {_exported_as(one): one for one in ours if isinstance(one, Metric)}
     found = {name: set(one.info["tag_keys"]) for name, one in named.items()}

@@ -65,7 +65,7 @@ def _place_problems(made: Manifests) -> Iterator[str]:
     amounts = {
         "Admission": 1,
         "Ingress": made.args.get("ingresses", 1),
-        "Replica": made.args.get("replicas", 1),
+        "Replica": _most_replicas(made.args),
     }
     if nodes["headgroup"]["resources"].get("CPU") != 0:
         yield "whatever asks for a CPU may run on the head"
@@ -80,6 +80,10 @@ def _place_problems(made: Manifests) -> Iterator[str]:
         each = min(node["resources"][name] // need for name, need in wanted.items() if need)
         if math.ceil(amounts[deployment] / each) > max(node["max_workers"], 1):
             yield f"{homes[0]} has no room for {amounts[deployment]} of {deployment}"
+
+
+def _most_replicas(args: Resource) -> int:
+    return args["autoscaling"]["max_replicas"] if "autoscaling" in args else args["replicas"]
 
 
 def _nodes(made: Manifests) -> dict[str, Resource]:

@@ -68,7 +68,7 @@ def test_production_outlives_its_head_and_any_one_pod() -> None:
     assert made.where("Admission").name != "head"
     for group in made.cluster["workerGroupSpecs"]:
         assert group["minReplicas"] >= 2
-    assert made.args["replicas"] >= 2
+    assert made.args["autoscaling"]["min_replicas"] >= 2
     assert made.args["ingresses"] >= 2
 
 

@@ -105,7 +105,13 @@ VALUES = {
         ("replicas: 1", "replicas: 9"),
         ("threads: 2", "threads: 8"),
     ],
-    "overlays/h200/serve.yaml": [("num_gpus: 1", "num_gpus: 2"), ("device: cuda", "device: cpu")],
+    "overlays/h200/serve.yaml": [
+        ("num_gpus: 1", "num_gpus: 2"),
+        ("device: cuda", "device: cpu"),
+        ("scaling_policy:ScalingPolicy", "scaling_policy:Policy"),
+        ("start_s: 120", "starts_s: 120"),
+        ("max_replicas: 8", "max_replicas: 80"),
+    ],
     "overlays/h200/sizes.yaml": [('nvidia.com/gpu: "1"}', 'nvidia.com/gpus: "1"}')],
     "overlays/h200/kustomization.yaml": [("0.1.0-cuda", "0.1.0")],
     "overlays/production/serve.yaml": [
