@@ -12,6 +12,7 @@ output tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from benchmarks.report import Report, parser
@@ -80,6 +81,7 @@ def main() -> None:
     options.add_argument("--scenarios", nargs="+", choices=sorted(scenarios(0)), default=None)
     options.add_argument("--trace", type=Path, metavar="FILE", help="replay this, too")
     options.add_argument("--trace-replicas", type=float, default=20.0, help="its mean load")
+    options.add_argument("--jobs", type=int, default=2, help="processes")
     options.add_argument("--plots", type=Path, metavar="FOLDER", help="write pictures here")
     chosen = options.parse_args()
     report = Report("autoscale")
@@ -88,13 +90,18 @@ def main() -> None:
     names = [
         name for name in by_seed[1] if name == "trace" or name in (chosen.scenarios or by_seed[1])
     ]
-    for name in names:
-        runs = [compare(by_seed[seed][name], seed) for seed in seeds]
-        _add(report, name, runs)
-        if chosen.plots is not None:
-            from benchmarks.scale_plots import draw
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        running = {
+            name: [pool.submit(compare, by_seed[seed][name], seed) for seed in seeds]
+            for name in names
+        }
+        for name, futures in running.items():
+            runs = [future.result() for future in futures]
+            _add(report, name, runs)
+            if chosen.plots is not None:
+                from benchmarks.scale_plots import draw
 
-            draw(chosen.plots, name, by_seed[1][name], runs[0])
+                draw(chosen.plots, name, by_seed[1][name], runs[0])
     report.write(chosen.json)
 
 

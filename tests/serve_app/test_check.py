@@ -213,3 +213,47 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
         path.write_text(yaml.safe_dump(data))
         assert [str(port) in line for line in about_address(path)] == [True]
     assert list(about_address(path)) == []
+
+
+POLICY = {"policy_function": "serve_app.scaling_policy:ScalingPolicy"}
+
+
+def test_scaling_needs_both_its_bounds_and_its_policy(
+    check: Callable[[dict[str, Any]], None],
+) -> None:
+    data = good()
+    [application] = data["applications"]
+    application["args"]["autoscaling"] = {"min_replicas": 0, "max_replicas": 3}
+    with pytest.raises(ValueError, match=r"autoscaling_policy\.policy_function: serve_app"):
+        check(data)
+    application["autoscaling_policy"] = POLICY | {"policy_kwargs": {"hold_s": 60}}
+    check(data)
+    del application["args"]["autoscaling"]
+    with pytest.raises(ValueError, match="needs args with autoscaling"):
+        check(data)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"policy_kwargs": {"hold": 60}}, "hold is not a limit"),
+        ({"policy_kwargs": {"spare": 2.0}}, "spare"),
+        ({"policy_kwarg": {}}, r"did you mean policy_kwargs\?"),
+    ],
+)
+def test_a_mistake_in_the_policy_is_named(
+    check: Callable[[dict[str, Any]], None], policy: dict[str, Any], words: str
+) -> None:
+    data = good()
+    [application] = data["applications"]
+    application["args"]["autoscaling"] = {"max_replicas": 3}
+    application["autoscaling_policy"] = POLICY | policy
+    with pytest.raises(ValueError, match=words):
+        check(data)
+
+
+def test_bounds_in_the_wrong_order_are_refused(check: Callable[[dict[str, Any]], None]) -> None:
+    data = good()
+    data["applications"][0]["args"]["autoscaling"] = {"min_replicas": 3, "max_replicas": 2}
+    with pytest.raises(ValueError, match="min_replicas is above max_replicas"):
+        check(data)

@@ -367,3 +367,21 @@ async def test_nothing_leaks_and_nothing_ends_twice_whatever_fails(seed: int, ra
     booked = world.outcomes()
     assert booked[Outcome.SUCCEEDED] == seen[Outcome.SUCCEEDED]
     assert booked[Outcome.FAILED] == seen[Outcome.FAILED]
+
+
+async def test_where_replicas_sleep_the_first_request_waits_for_one_and_says_so() -> None:
+    """And nobody is turned away meanwhile: `/ready` stays 200."""
+    world = World()
+    sleepy = Fleet("model", world.client, world.streams, sleeps=True)
+    await world.start()
+    await until(lambda: world.client.silence_s < 1)
+    await sleepy.check_ready()
+    asked = asyncio.create_task(sleepy.model())
+    await until(lambda: world.admission.syncs[-1].sleepers == {"model": 1})
+    assert world.admission.router.workload()["model"].waiting == 1
+    await world.transport.start("a", 0.001)
+    world.admission.offer("a", SLOTS)
+    world.streams.connect("a")
+    assert (await asked).name == "model"
+    await until(lambda: not world.admission.syncs[-1].sleepers)
+    await world.close()
