@@ -34,7 +34,7 @@ def cost(policy: FairPolicy, usage: Usage) -> float:
 
 def service(world: World) -> dict[str, float]:
     """Cost of what each tenant was served so far."""
-    usage = world.router._dispatcher.ledger.usage()
+    usage = world.router.snapshot().usage
     return {
         tenant.id: cost(world.policy, usage[tenant.id]) if tenant.id in usage else 0.0
         for tenant in world.tenants.tenants
