@@ -56,7 +56,7 @@ class DecisionLog:
 
     def add(self, application: str, deployment: str, decision: Decision) -> None:
         """Logged and kept if it changes something; told again now and then if not."""
-        changes = decision.replicas != decision.numbers.target
+        changes = decision.replicas != decision.numbers.target or decision.is_surprised
         now, pool = time.time(), (application, deployment)
         if not changes and now - self._told_at.get(pool, 0.0) < QUIET_S:
             return

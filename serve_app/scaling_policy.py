@@ -36,7 +36,8 @@ class _Pool:
     """What is remembered of one deployment of replicas."""
 
     state: ScalingState = field(default_factory=ScalingState)
-    replicas: int = 0
+    replicas: int | None = None
+    """As decided last."""
     decided_at: float = float("-inf")
 
 
@@ -77,6 +78,10 @@ class ScalingPolicy:
             max_replicas=max(context.capacity_adjusted_max_replicas, 1),
         )
         decision = desired_replicas(_signals(now, context, contexts), limits, pool.state)
+        if pool.replicas is not None and pool.replicas != target:
+            # A call that waits at a handle starts a first replica, whatever the policy says.
+            told = f"set from {pool.replicas} to {target} by Serve itself; {decision.reason}"
+            decision = replace(decision, reason=told, is_surprised=True)
         pool.state, pool.decided_at, pool.replicas = decision.state, now, decision.replicas
         self._tell(name, decision)
         return decision.replicas

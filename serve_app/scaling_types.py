@@ -172,6 +172,8 @@ class Decision:
     reason: str
     numbers: Numbers
     state: ScalingState
+    is_surprised: bool = False
+    """The target was not what the last decision had made it."""
 
     def explain(self) -> dict[str, object]:
         """For JSON."""
