@@ -31,19 +31,38 @@ AGENT_PORT = 52365
 
 def reference_problems(made: Manifests) -> Iterator[str]:
     for pods in made.pods:
-        for problem in _pod_problems(made, pods):
-            yield f"{pods.name}: {problem}"
-    for pods in made.ray_pods.values():
-        yield from (f"{pods.name}: {problem}" for problem in _ray_problems(pods))
-    yield from _secret_problems(made.resources)
+        own = [*_pod_problems(made, pods), *(_ray_problems(pods) if pods.ray else ())]
+        yield from (f"{pods.name}: {problem}" for problem in own)
     for one in made.resources:
-        if one["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "fairstream":
-            yield f"{one['kind']} {one['metadata']['name']} does not say whose it is"
+        named = f"{one['kind']} {one['metadata']['name']}"
+        yield from (f"{named} {problem}" for problem in _resource_problems(one))
+    yield from _size_problems(made.cluster["autoscalerOptions"]["resources"])
+    yield from _secret_problems(made.resources)
     yield from _selector_problems(made)
     yield from _route_problems(made)
     yield from _version_problems(made)
     if unknown := made.names("RayService") - {"fairstream"}:
         yield f"docs/kuberay.md does not speak of {unknown}"
+
+
+def _resource_problems(one: Resource) -> Iterator[str]:
+    if one["metadata"].get("labels", {}).get("app.kubernetes.io/part-of") != "fairstream":
+        yield "does not say whose it is"
+    if "serve.yaml" in one.get("data", {}):
+        yield "is there to be read while rendering only"
+    claims = [one, *_values(one.get("spec", {}), "volumeClaimTemplates")]
+    for requests in _values([claim for claim in claims if _is_claim(claim)], "requests"):
+        if requests.keys() != {"storage"}:
+            yield f"does not say how large it is: {requests}"
+    if one["kind"] == "StatefulSet":
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        if one["spec"]["selector"]["matchLabels"] != labels:
+            yield "does not know its pods"
+
+
+def _is_claim(value: Any) -> bool:
+    """Or claims' templates."""
+    return isinstance(value, list) or value["kind"] == "PersistentVolumeClaim"
 
 
 def _pod_problems(made: Manifests, pods: Pods) -> Iterator[str]:
@@ -62,12 +81,18 @@ def _pod_problems(made: Manifests, pods: Pods) -> Iterator[str]:
             yield f"there is no ConfigMap {config}"
     yield from _probe_problems(pods)
     yield from _security_problems(pods.spec, container)
-    sizes = container["resources"]
-    if sizes["requests"].keys() - {"cpu", "memory", "nvidia.com/gpu"} or not (
-        {"cpu", "memory"} <= sizes["requests"].keys()
-    ):
-        yield f"it does not say what it needs: {sizes}"
-    if sizes["requests"]["memory"] != sizes["limits"]["memory"]:
+    yield from _size_problems(container["resources"])
+    for spread in pods.spec.get("topologySpreadConstraints", []):
+        if pods not in made.selected(spread["labelSelector"]["matchLabels"]):
+            yield "it is spread among others"
+
+
+def _size_problems(sizes: Resource) -> Iterator[str]:
+    """Kubernetes takes any word for a resource that some device may offer."""
+    for amounts in sizes.values():
+        if not {"cpu", "memory"} <= amounts.keys() <= {"cpu", "memory", "nvidia.com/gpu"}:
+            yield f"it does not say what it needs: {amounts}"
+    if sizes["requests"].get("memory") != sizes["limits"].get("memory"):
         yield "memory that is not reserved"
 
 
