@@ -3,7 +3,8 @@
 A simulation, deterministic by seed: the policy's own code on a model of a fleet of up to 1,000
 H200s, beside Ray Serve's default formula with its default delays and look-back and a target of as
 many ongoing requests as a full replica runs. `quarter` is the same with a quarter of that target,
-about the best that trying found for this engine. Pictures need matplotlib: `pip install '.[bench]'`.
+about the best that trying found for this engine. Pictures need matplotlib: `pip install
+'.[bench]'`.
 
 A recorded trace is replayed with `--trace FILE`: CSV, a line per request: seconds, prompt tokens,
 output tokens.
