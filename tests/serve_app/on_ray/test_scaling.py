@@ -28,8 +28,8 @@ async def sleeping(running_site: Site) -> AsyncIterator[Site]:
     args = application["args"]
     args["autoscaling"] = {"min_replicas": 0, "max_replicas": 3, "window_s": 2.0}
     args["ingresses"] = 1
-    [tenant] = args["tenants"]
-    tenant["max_concurrency"] = STREAMS
+    for tenant in args["tenants"]:
+        tenant["max_concurrency"] = STREAMS
     site = Site(int(running_site.url.rpartition(":")[2]), config)
     await site.deploy()
     yield site
