@@ -28,6 +28,7 @@ async def sleeping(running_site: Site) -> AsyncIterator[Site]:
     args = application["args"]
     args["autoscaling"] = {"min_replicas": 0, "max_replicas": 3, "window_s": 2.0}
     args["ingresses"] = 1
+    args["engine"]["max_rows"] = STREAMS // 3
     for tenant in args["tenants"]:
         tenant["max_concurrency"] = STREAMS
     site = Site(int(running_site.url.rpartition(":")[2]), config)
