@@ -29,15 +29,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="keys misspelt in each file of k8s/ (the long form is 1000)",
     )
     parser.addoption(
+        "--long", action="store_true", help="also the tests that take minutes, marked so"
+    )
+    parser.addoption(
         "--crd-schemas",
         help="folder of custom resource definitions, as JSON, for tests/k8s"
         " (or FAIRSTREAM_CRD_SCHEMAS in the environment)",
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = {}
+    if not torch.cuda.is_available():
+        lacking["gpu"] = "there is no GPU"
+    if not config.getoption("--long"):
+        lacking["long"] = "it takes minutes: see --long"
     for item in items:
-        if item.get_closest_marker("gpu") is not None:
-            item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+        for mark, reason in lacking.items():
+            if item.get_closest_marker(mark) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -55,6 +55,7 @@ async def test_fifty_long_streams_read_the_same_while_a_replica_is_removed(
     await site.deploy()
 
 
+@pytest.mark.long
 async def test_fifty_long_streams_read_the_same_while_everything_is_replaced(
     site: Site, expected: list[str], pytestconfig: pytest.Config
 ) -> None:

@@ -43,6 +43,7 @@ async def replicas() -> int:
     return status.deployments["Replica"].replica_states.get("RUNNING", 0)
 
 
+@pytest.mark.long
 async def test_from_none_to_one_to_three_and_back(sleeping: Site) -> None:
     """R47: with `min_replicas: 0` nothing runs at first, and nothing at the end."""
 
