@@ -76,15 +76,7 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     Raises ValueError if more was asked for than the model was trained for.
     """
     if config.max_model_len is None:
-        room = config.num_blocks * config.block_size
-        if room < spec.max_position:
-            logger.warning(
-                "Requests are limited to %d tokens, which is what the KV pool holds: the model's "
-                "context has %d. Raise engine.kv_tokens, or set engine.max_model_len",
-                room,
-                spec.max_position,
-            )
-        return min(spec.max_position, room)
+        return min(spec.max_position, config.num_blocks * config.block_size)
     if config.max_model_len > spec.max_position:
         raise ValueError(
             f"engine.max_model_len is {config.max_model_len}, but the model's context ends at "
@@ -179,6 +171,13 @@ def assemble(
     config, graphs = prepare(config, decoder, device)
     spec = decoder.spec
     max_model_len = context_length(config, spec)
+    if config.max_model_len is None and max_model_len < spec.max_position:
+        logger.warning(
+            "Requests are limited to %d tokens, which is what the KV pool holds: the model's "
+            "context has %d. Raise engine.kv_tokens, or set engine.max_model_len",
+            max_model_len,
+            spec.max_position,
+        )
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
 
     def make(channel: Channel, *, config: EngineConfig, **options: object) -> Engine:

@@ -202,8 +202,7 @@ class Band:
         level = self.virtual_time - queue.burst / queue.counter.weight
         if level > queue.counter.value:
             queue.counter.set(level)
-        self._by_key.touch(queue)
-        self._by_counter.touch(queue)
+        self.touch(queue)
 
     def drop(self, queue: TenantQueue) -> None:
         """A tenant leaves for another band."""

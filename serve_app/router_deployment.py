@@ -133,14 +133,14 @@ class Admission:
         `WATCH_S` seconds in any case.
         """
         watcher = self._watchers[ingress] = asyncio.Event()
-        if ingress not in self._news and version == self._notice().version:
+        if ingress not in self._news and version == self._notice_version:
             with anyio.move_on_after(WATCH_S):
                 await watcher.wait()
         if self._watchers.get(ingress) is watcher:
             del self._watchers[ingress]
-        news, notice = ingress in self._news, self._notice()
+        news = ingress in self._news
         self._news.discard(ingress)
-        return Hint(news, notice if notice.version != version else None)
+        return Hint(news, self._notice() if version != self._notice_version else None)
 
     async def report(self, report: ReplicaReport) -> ReportReply:
         """Take over what a replica offers, and tell it of its like.
@@ -214,9 +214,13 @@ class Admission:
         else:
             logger.info("The tenants have changed")
 
+    @property
+    def _notice_version(self) -> tuple[int, int]:
+        return self._epoch, self._version
+
     def _notice(self) -> Notice:
         replicas = {name: offer.model for name, offer in self._offers.items()}
-        return Notice((self._epoch, self._version), replicas, self._tenants)
+        return Notice(self._notice_version, replicas, self._tenants)
 
     def _publish(self) -> None:
         self._version += 1
