@@ -38,8 +38,8 @@ async def test_a_replica_hears_of_those_only_who_wait_for_its_model(admission: A
     info = RequestInfo("x", "acme", 10, 10, model="n")
     await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 0, waiting=(info,))))
     await until(lambda: admission._waiting.get("n"))
-    assert await admission.report(report("r", "m")) is False
-    assert await admission.report(report("s", "n")) is True
+    assert (await admission.report(report("r", "m"))).backlog is False
+    assert (await admission.report(report("s", "n"))).backlog is True
 
 
 async def test_ingresses_hear_which_replica_serves_which_model(admission: Admission) -> None:
