@@ -63,10 +63,12 @@ class Answer:
         async with Outgoing(follow_all(self.choices, self.backend), pace, timeout_s) as outgoing:
             while True:
                 pieces = await outgoing.take(KEEP_ALIVE_S)
-                events = writer.pieces(pieces) if pieces else KEEP_ALIVE
+                events = writer.pieces(pieces)
                 if outgoing.ended:
                     break
-                if events:
+                if not pieces:
+                    yield KEEP_ALIVE
+                elif events:
                     yield events
         yield events + writer.closing(self._usage())
 
