@@ -14,7 +14,7 @@ docs/scaling.md explains it with numbers. The module knows neither Ray nor where
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, exp, inf
+from math import ceil, expm1, inf
 
 from serve_app.scaling_types import Decision, Numbers, ScalingLimits, ScalingState, Signals
 
@@ -78,9 +78,7 @@ def _observe(signals: Signals, limits: ScalingLimits, state: ScalingState) -> Sc
     first = state.at == -inf
     elapsed = 0.0 if first else max(signals.now - state.at, 0.0)
     backlog_s = _backlog_s(signals, state)
-    growth = state.growth
-    if elapsed > 0:
-        growth = _mean(growth, (backlog_s - state.backlog_s) / elapsed, elapsed, FAST_S)
+    growth = _mean_rate(state.growth, backlog_s - state.backlog_s, elapsed, FAST_S)
     occupied = _occupied(signals, state)
     # What is taken is known at once; only the backlog's growth is noisy.
     demand = max(occupied + growth, 0.0)
@@ -114,7 +112,15 @@ def _observe_misses(signals: Signals, state: ScalingState, elapsed: float) -> Sc
 
 
 def _mean(old: float, new: float, elapsed: float, reach: float) -> float:
-    return old + (new - old) * (1 - exp(-elapsed / reach))
+    return old + (new - old) * -expm1(-elapsed / reach)
+
+
+def _mean_rate(old: float, change: float, elapsed: float, reach: float) -> float:
+    """The mean of `change / elapsed`, finite however short the time: the weight falls with it."""
+    if elapsed <= 0:
+        return old
+    weight = -expm1(-elapsed / reach)
+    return old * (1 - weight) + change * (weight / elapsed)
 
 
 def _trend(state: ScalingState) -> float:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from math import isfinite
 
 import pytest
 from hypothesis import assume, given
@@ -104,6 +105,17 @@ def test_it_stays_within_the_limits_and_says_why(case: tuple[ScalingLimits, list
 @given(situations())
 def test_it_is_pure(case: tuple[ScalingLimits, list[Signals]]) -> None:
     assert decide(*case) == decide(*case)
+
+
+def test_signals_a_moment_apart_give_finite_means() -> None:
+    """A backlog that appears within the smallest time a clock can tell grows at a finite rate."""
+    busy = Backlog(seconds=(1.0,), waiting=1)
+    course = [(0.0, QUIET), (5e-324, busy), (1e-300, QUIET), (10.0, busy)]
+    told = [Signals(now=now, target=1, running=1, loads=(), backlog=it) for now, it in course]
+    decision, state = decide(LIMITS, told)
+    assert 1 <= decision.replicas <= 4
+    assert isfinite(state.growth)
+    assert isfinite(state.fast)
 
 
 @given(situations(), st.booleans())
