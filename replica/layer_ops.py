@@ -34,7 +34,10 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """For CPUs."""
+    """For CPUs, with nothing but torch; `replica.cpu` has faster ones."""
+
+    def pack(self, layer: Linear) -> None:
+        """Lay the weight out as this class likes it best."""
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
         cos, sin = (part.unsqueeze(1) for part in angles(positions, frequencies))
@@ -52,11 +55,11 @@ class TorchOps:
         return product
 
     def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
-        gate, up = gate_up(x).chunk(2, -1)
+        gate, up = self.linear(x, gate_up).chunk(2, -1)
         return F.silu(gate).mul_(up)
 
     def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
-        out.copy_(head(x))
+        out.copy_(self.linear(x, head))
 
 
 def layer_ops(device: torch.device) -> LayerOps:

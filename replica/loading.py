@@ -54,7 +54,6 @@ def load_decoder(
     checkpoint = _checkpoint(model, revision)
     decoder = Decoder(checkpoint.spec(), dtype, device)
     _fill(decoder, checkpoint)
-    decoder.pack()
     return decoder
 
 

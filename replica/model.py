@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from replica.attention import Attend
 from replica.layer_ops import LayerOps, layer_ops
-from replica.linear import Linear, can_pack
+from replica.linear import Linear
 from replica.rotary import QKNorm, Rotation
 
 
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding
         frequencies = torch.tensor(spec.rotary_frequencies, dtype=torch.float32, device=device)
         self.register_buffer("frequencies", frequencies, persistent=False)
-        self.ops = layer_ops(device)
+        self.ops: LayerOps = layer_ops(device)
         self.requires_grad_(False)
 
     def forward(
@@ -178,14 +178,3 @@ class Decoder(nn.Module):
             for name, view in layer.checkpoint_views().items():
                 views[f"model.layers.{index}.{name}"] = view
         return views
-
-    def pack(self) -> None:
-        """Lay the weights out for this CPU, one by one; does nothing where that is unknown.
-
-        A tied output projection becomes a second copy of the embedding.
-        """
-        if not can_pack(self.embedding.dtype, self.embedding.device):
-            return
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.pack()

@@ -23,6 +23,7 @@ import torch
 import zmq
 
 from replica.config import EngineConfig
+from replica.cpu.pack import choose, pack
 from replica.engine import Channel, Engine
 from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
@@ -99,6 +100,7 @@ def open_device(config: EngineConfig) -> Device:
 def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[EngineConfig, Graphs]:
     """The configuration with a KV pool that fits, and what will hold the graphs."""
     if config.device == "cpu":
+        pack(decoder, choose(getattr(torch, config.dtype), config.cache_dir))
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
     from replica.kernels.tuning import keep_compiled, tune

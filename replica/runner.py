@@ -12,6 +12,7 @@ from torch import Tensor
 
 from replica.attention import AttentionMetadata, paged_attention
 from replica.batch import Batch
+from replica.cpu.native import NativeOps
 from replica.model import Decoder
 
 
@@ -36,8 +37,9 @@ class DecoderRunner:
         self.vocab_size = spec.vocab_size
         self._decoder = decoder
         weight = decoder.embedding
+        library = decoder.ops.library if isinstance(decoder.ops, NativeOps) else None
         self.cache, self._attention = paged_attention(
-            spec, num_blocks, block_size, weight.dtype, weight.device
+            spec, num_blocks, block_size, weight.dtype, weight.device, library
         )
 
     def forward(

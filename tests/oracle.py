@@ -7,6 +7,8 @@ from functools import cached_property
 
 import torch
 
+from replica.config import EngineConfig
+from replica.cpu.pack import choose, pack
 from replica.loading import load_decoder
 from replica.runner import DecoderRunner
 
@@ -57,6 +59,7 @@ def decoder_runner(
 ) -> DecoderRunner:
     """A real model behind the seam. With `poison`, its KV pool starts full of NaN."""
     decoder = load_decoder(folder, None, torch.float32, torch.device("cpu"))
+    pack(decoder, choose(torch.float32, EngineConfig.cache_dir))
     runner = DecoderRunner(decoder, num_blocks, block_size)
     if poison:
         runner.cache.layers.fill_(torch.nan)

@@ -6,12 +6,14 @@ one for CPUs and one, in Triton, for GPUs; each lays the pool out as its device 
 
 from __future__ import annotations
 
+from ctypes import CDLL
 from typing import TYPE_CHECKING
 
 import torch
 
 from replica.attention.cpu import PagedAttention
 from replica.attention.metadata import Attend, AttentionBackEnd, AttentionMetadata
+from replica.cpu.attention import NativeAttention, supports
 from replica.kv_cache import BlockedKVCache, KVCache
 
 if TYPE_CHECKING:
@@ -26,10 +28,13 @@ def paged_attention(
     block_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    library: CDLL | None = None,
 ) -> tuple[KVCache | BlockedKVCache, AttentionBackEnd]:
-    """A KV pool on `device`, and what attends over it there."""
+    """A KV pool on `device`, and what attends over it there. library: kernels for a CPU."""
     if device.type == "cpu":
         cache = KVCache(spec, num_blocks, block_size, dtype, device)
+        if library is not None and supports(library, spec.head_dim):
+            return cache, NativeAttention(cache, spec.num_heads, library)
         return cache, PagedAttention(cache, spec.num_heads)
     # Triton is installed where there is a GPU only.
     from replica.attention.triton_paged import TritonAttention

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,17 @@ from replica.rotary import QKNorm, Rotation, rotate_
 
 MAX_PADDING = 256
 """Padded tokens per group of decode rows. About what one more group costs, in time."""
+
+
+class Span(Protocol):
+    """Tokens of a step that are attended to together."""
+
+    @property
+    def tokens(self) -> slice | Tensor:
+        """Which of the step's tokens these are."""
+
+    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
+        """q: [T, num_heads, head_dim], of all tokens. Returns [N, num_heads * head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,7 @@ def similar_lengths(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[lis
         yield sorted(group)
 
 
-def _selection(indices: Sequence[int]) -> slice | Tensor:
+def selection(indices: Sequence[int]) -> slice | Tensor:
     """The indices as a slice where they are consecutive: that needs no copy."""
     if indices[-1] - indices[0] == len(indices) - 1:
         return slice(indices[0], indices[-1] + 1)
@@ -110,17 +121,16 @@ class PagedAttention:
     def bind(self, metadata: AttentionMetadata) -> Attend:
         """Prepare a step: the result serves each of its layers."""
         pools, slot_mapping = self._pools, metadata.slot_mapping
-        spans: list[_DecodeRows | _Chunk] = [
-            *self._decode_rows(metadata),
-            *self._chunks(metadata),
-        ]
+        decoding = [row for row, count in enumerate(metadata.query_lens) if count == 1]
+        spans = list(self._chunks(metadata))
+        if decoding:
+            spans.extend(self._decode_rows(metadata, decoding))
 
         def attend(layer: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
             pool = pools[layer]
             heads = product.view(len(product), -1, self._head_dim)
-            rotate_(heads[:, : -self._kv_heads], rotation, norm)
-            q, kv = torch.split(heads, [self._num_heads, 2 * self._kv_heads], 1)
-            pool.index_copy_(0, slot_mapping, kv.view(len(kv), *pool.shape[1:]))
+            self._store(heads, rotation, norm, pool, slot_mapping)
+            q = heads[:, : self._num_heads]
             if len(spans) == 1:
                 return spans[0].attend(q, pool)
             out = q.new_empty(len(q), q.shape[1] * q.shape[2])
@@ -130,23 +140,36 @@ class PagedAttention:
 
         return attend
 
-    def _decode_rows(self, metadata: AttentionMetadata) -> Iterator[_DecodeRows]:
-        firsts = list(accumulate(metadata.query_lens, initial=0))
+    def _store(
+        self,
+        heads: Tensor,
+        rotation: Rotation,
+        norm: QKNorm | None,
+        pool: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        """heads: [T, num_heads + 2 num_kv_heads, head_dim]. Rotate queries and keys, and write
+        keys and values to the pool."""
+        rotate_(heads[:, : -self._kv_heads], rotation, norm)
+        kv = heads[:, self._num_heads :]
+        pool.index_copy_(0, slot_mapping, kv.view(len(kv), *pool.shape[1:]))
+
+    def _decode_rows(self, metadata: AttentionMetadata, decoding: list[int]) -> Iterator[Span]:
+        """The rows with one query."""
         lengths = metadata.context_lens
-        decoding = [row for row, count in enumerate(metadata.query_lens) if count == 1]
         for rows in similar_lengths(decoding, lengths):
             contexts = torch.tensor([lengths[row] for row in rows]).unsqueeze(1)
             positions = torch.arange(int(contexts.max())).expand(len(rows), -1)
             beyond = positions >= contexts
-            tables = metadata.block_tables[_selection(rows)]
+            tables = metadata.block_tables[selection(rows)]
             yield _DecodeRows(
-                tokens=_selection([firsts[row] for row in rows]),
+                tokens=selection(metadata.first_tokens(rows)),
                 slots=self._slots(tables, positions.masked_fill(beyond, 0)),
                 mask=self._mask(beyond[:, None, None]) if bool(beyond.any()) else None,
                 count=len(rows),
             )
 
-    def _chunks(self, metadata: AttentionMetadata) -> Iterator[_Chunk]:
+    def _chunks(self, metadata: AttentionMetadata) -> Iterator[Span]:
         first = 0
         for row, count in enumerate(metadata.query_lens):
             tokens = slice(first, first := first + count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol, TypeAlias
 
 from torch import Tensor
@@ -34,6 +35,11 @@ class AttentionMetadata:
     needs it, and the next; a CPU reads the lists."""
     device_context_lens: Tensor | None = None
     """int32 [R] `context_lens`, on the device."""
+
+    def first_tokens(self, rows: Sequence[int]) -> list[int]:
+        """Of the step's tokens, the first of each of these rows."""
+        firsts = list(accumulate(self.query_lens, initial=0))
+        return [firsts[row] for row in rows]
 
 
 class AttentionBackEnd(Protocol):

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from ctypes import CDLL
+
 import pytest
 import torch
+
+from replica.config import EngineConfig
+from replica.cpu.library import NoLibrary, load
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -11,3 +16,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> CDLL:
+    """The C++ kernels, from the folder where the servers of other tests keep theirs."""
+    try:
+        return load(EngineConfig.cache_dir)
+    except NoLibrary as reason:
+        pytest.skip(f"no kernels of ours here: {reason}")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from replica.attention import AttentionMetadata, PagedAttention
-from replica.kv_cache import KVCache
+from replica.attention import AttentionMetadata, paged_attention
+from replica.cpu.native import NativeOps
 from replica.model import Decoder, ModelSpec
 
 
@@ -42,9 +42,11 @@ class PagedModel:
     ) -> None:
         self._decoder = decoder
         embedding = decoder.embedding
-        cache = KVCache(decoder.spec, num_blocks, block_size, embedding.dtype, embedding.device)
+        library = decoder.ops.library if isinstance(decoder.ops, NativeOps) else None
+        cache, self._attention = paged_attention(
+            decoder.spec, num_blocks, block_size, embedding.dtype, embedding.device, library
+        )
         cache.layers.fill_(torch.nan)
-        self._attention = PagedAttention(cache, decoder.spec.num_heads)
         self._guard = num_blocks
         self._size = block_size
         self._free = list(range(num_blocks))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from ctypes import CDLL
 from itertools import accumulate, pairwise
 
 import pytest
@@ -10,17 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from replica.attention import AttentionMetadata, PagedAttention
+from replica.attention import AttentionMetadata, paged_attention
 from replica.attention.cpu import MAX_PADDING, similar_lengths
-from replica.kv_cache import KVCache
 from replica.rotary import Rotation
 from tests.replica.paged import attention_spec
 
-HEADS, KV_HEADS, DIM, LAYERS = 6, 2, 8, 2
+HEADS, KV_HEADS, DIM, LAYERS = 6, 2, 16, 2
 
 SPEC = attention_spec(HEADS, KV_HEADS, DIM, LAYERS)
-
-NOT_TURNED = Rotation(torch.ones(()), torch.zeros(()))
 
 
 class Pool:
@@ -36,13 +34,16 @@ class Pool:
         block_size: int = 4,
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
+        library: CDLL | None = None,
     ) -> None:
         """rows: (tokens in this step, tokens before it)."""
         self.query_lens = [new for new, _ in rows]
         self.context_lens = [new + old for new, old in rows]
         widths = [-(-length // block_size) for length in self.context_lens]
         num_blocks = sum(widths) + 3
-        self.cache = KVCache(SPEC, num_blocks, block_size, dtype, torch.device("cpu"))
+        self.cache, self._attention = paged_attention(
+            SPEC, num_blocks, block_size, dtype, torch.device("cpu"), library
+        )
         self.cache.layers.fill_(torch.nan)
         self._size = block_size
         blocks = list(range(num_blocks))
@@ -82,9 +83,10 @@ class Pool:
         """Attend with random queries, keys and values: (q, kv, result)."""
         count = sum(self.query_lens)
         q, kv = self.random(count, HEADS, DIM), self.random(count, 2, KV_HEADS, DIM)
-        attend = PagedAttention(self.cache, HEADS).bind(self.metadata())
+        attend = self._attention.bind(self.metadata())
         product = torch.cat((q.flatten(1), kv.flatten(1)), 1)
-        return q, kv, attend(layer, product, NOT_TURNED, None)
+        not_turned = Rotation(q.new_ones(count, 1, DIM), q.new_zeros(count, 1, DIM))
+        return q, kv, attend(layer, product, not_turned, None)
 
     def expected(self, q: Tensor, layer: int = 0) -> Tensor:
         """Softmax attention in float64, token by token, over what the pool holds now."""
@@ -108,6 +110,11 @@ def attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat(heads)
 
 
+@pytest.fixture(scope="module", params=["torch", "native"])
+def library(request: pytest.FixtureRequest) -> CDLL | None:
+    return request.getfixturevalue("kernels") if request.param == "native" else None
+
+
 def check(pool: Pool, *, tolerance: float = 1e-5) -> None:
     q, _, result = pool.step()
     torch.testing.assert_close(result.double(), pool.expected(q), rtol=tolerance, atol=tolerance)
@@ -127,9 +134,9 @@ def check(pool: Pool, *, tolerance: float = 1e-5) -> None:
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_attention_is_exact(
-    rows: list[tuple[int, int]], dtype: torch.dtype, tolerance: float
+    rows: list[tuple[int, int]], dtype: torch.dtype, tolerance: float, library: CDLL | None
 ) -> None:
-    check(Pool(rows, dtype=dtype), tolerance=tolerance)
+    check(Pool(rows, dtype=dtype, library=library), tolerance=tolerance)
 
 
 @given(
@@ -142,14 +149,16 @@ def test_attention_is_exact(
     seed=st.integers(0, 1000),
 )
 def test_any_step_is_exact_whatever_other_slots_hold(
-    rows: list[tuple[int, int]], block_size: int, seed: int
+    rows: list[tuple[int, int]], block_size: int, seed: int, library: CDLL | None
 ) -> None:
     """Guard block, free blocks and the tails of blocks in use are NaN here (C04, R31)."""
-    check(Pool(rows, block_size=block_size, seed=seed))
+    check(Pool(rows, block_size=block_size, seed=seed, library=library))
 
 
-def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else() -> None:
-    pool = Pool([(1, 6), (3, 2)])
+def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else(
+    library: CDLL | None,
+) -> None:
+    pool = Pool([(1, 6), (3, 2)], library=library)
     before = pool.cache.layers.clone()
     _, kv, _ = pool.step(layer=1)
     slots = pool.metadata().slot_mapping
@@ -158,8 +167,8 @@ def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else() -> N
     torch.testing.assert_close(pool.cache.layers, before, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_row_with_broken_values_breaks_no_other_row() -> None:
-    pool = Pool([(1, 9), (1, 20), (4, 3)])
+def test_a_row_with_broken_values_breaks_no_other_row(library: CDLL | None) -> None:
+    pool = Pool([(1, 9), (1, 20), (4, 3)], library=library)
     pool.cache.layers[:, pool.slots(1)] = torch.nan
     q, _, result = pool.step()
     others = torch.tensor([0, 2, 3, 4, 5])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from ctypes import CDLL
 from typing import Any
 
 import pytest
@@ -8,6 +9,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from replica.cpu import onednn
+from replica.cpu.native import NativeOps
+from replica.cpu.onednn import OneDnnOps
+from replica.cpu.pack import pack
+from replica.layer_ops import TorchOps
+from replica.linear import Linear
 from replica.loading import load_decoder
 from replica.model import Decoder
 from tests.models import VOCAB_SIZE, random_model, save
@@ -39,15 +46,31 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 CPU = torch.device("cpu")
 
 
+def arithmetic(name: str, request: pytest.FixtureRequest, dtype: torch.dtype) -> TorchOps:
+    """One of the three that a CPU may have."""
+    if name == "native":
+        return NativeOps(request.getfixturevalue("kernels"), dtype)
+    if name == "onednn" and not onednn.is_available(dtype):
+        pytest.skip("oneDNN has no packed weights of this type for this CPU")
+    return OneDnnOps() if name == "onednn" else TorchOps()
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def ops(request: pytest.FixtureRequest) -> TorchOps:
+    return arithmetic(request.param, request, torch.float32)
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
 def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, ops: TorchOps
 ) -> tuple[PreTrainedModel, Decoder]:
     """A model of transformers, and ours with the same weights."""
     family, options = VARIANTS[request.param]
     reference = random_model(family, **options)
     folder = save(reference, tmp_path_factory.mktemp("model"))
-    return reference, load_decoder(folder, None, torch.float32, CPU)
+    decoder = load_decoder(folder, None, torch.float32, CPU)
+    pack(decoder, ops)
+    return reference, decoder
 
 
 @pytest.fixture(scope="module")
@@ -151,15 +174,20 @@ def test_a_token_does_not_see_how_far_its_neighbours_are(
     torch.testing.assert_close(beside, alone, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["native", "onednn", "torch"])
 def test_bfloat16_is_as_close_to_float32_as_in_transformers(
-    tiny: tuple[PreTrainedModel, str],
+    tiny: tuple[PreTrainedModel, str], name: str, request: pytest.FixtureRequest
 ) -> None:
     """Within 1.2 times the root mean square error that transformers makes in bfloat16."""
     reference, folder = tiny
     tokens = prompt(300)
     exact = expected(reference, tokens)
     theirs = expected(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16), tokens)
-    ours = PagedModel(load_decoder(folder, None, torch.bfloat16, CPU)).run({"a": tokens})["a"]
+    decoder = load_decoder(folder, None, torch.bfloat16, CPU)
+    pack(decoder, arithmetic(name, request, torch.bfloat16))
+    model = PagedModel(decoder)
+    first = model.run({"a": tokens[:280]})["a"]
+    ours = torch.cat([first, *(model.run({"a": [token]})["a"] for token in tokens[280:])])
 
     def error(logits: Tensor) -> float:
         return float((logits - exact).square().mean().sqrt())
@@ -167,18 +195,41 @@ def test_bfloat16_is_as_close_to_float32_as_in_transformers(
     assert 0 < error(ours) <= 1.2 * error(theirs)
 
 
-def test_packed_weights_give_the_same_logits(tiny: tuple[PreTrainedModel, str]) -> None:
+@pytest.mark.parametrize("name", ["native", "onednn"])
+def test_packed_weights_give_the_same_logits(
+    tiny: tuple[PreTrainedModel, str], name: str, request: pytest.FixtureRequest
+) -> None:
     _, folder = tiny
-    packed = load_decoder(folder, None, torch.float32, CPU)
-    plain = Decoder(packed.spec, torch.float32, CPU)
-    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    views = plain.checkpoint_views()
-    for name, parameter in source.named_parameters():
-        views[name].copy_(parameter.detach())
+    plain, packed = (load_decoder(folder, None, torch.float32, CPU) for _ in range(2))
+    pack(packed, arithmetic(name, request, torch.float32))
+    assert all(module.packed is not None for module in linear_layers(packed))
     tokens = prompt(100)
     assert_same(
         PagedModel(packed).run({"a": tokens})["a"], PagedModel(plain).run({"a": tokens})["a"]
     )
+
+
+def test_a_row_gives_the_same_bits_however_many_are_computed_with_it(
+    tiny: tuple[PreTrainedModel, str], kernels: CDLL
+) -> None:
+    """So that a seed gives the same answer on a busy server."""
+    decoder = load_decoder(tiny[1], None, torch.bfloat16, CPU)
+    pack(decoder, NativeOps(kernels, torch.bfloat16))
+
+    def logits(others: int) -> Tensor:
+        model = PagedModel(decoder)
+        model.run({"a": prompt(20)})
+        for other in range(others):
+            model.run({str(other): prompt(5 + other, seed=other)})
+        return model.run({"a": [1]} | {str(other): [2] for other in range(others)})["a"]
+
+    alone = logits(0)
+    for others in (1, 7, 8, 20):
+        torch.testing.assert_close(logits(others), alone, rtol=0, atol=0)
+
+
+def linear_layers(decoder: Decoder) -> list[Linear]:
+    return [module for module in decoder.modules() if isinstance(module, Linear)]
 
 
 def test_the_decoder_keeps_no_gradients(tiny: tuple[PreTrainedModel, str]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from replica.config import EngineConfig
+from replica.cpu.pack import choose, pack
 from replica.loading import load_decoder, load_tokenizer
 from replica.messages import Abort
 from replica.runner import DecoderRunner
@@ -60,6 +62,7 @@ def expected(prompts) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def runner() -> DecoderRunner:
     decoder = load_decoder(MODEL, None, torch.float32, torch.device("cpu"))
+    pack(decoder, choose(torch.float32, EngineConfig.cache_dir))
     return DecoderRunner(decoder, BLOCKS, BLOCK)
 
 

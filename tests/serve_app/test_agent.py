@@ -17,6 +17,7 @@ import torch
 from pydantic import BaseModel
 
 from replica.config import EngineConfig
+from replica.cpu.pack import choose, pack
 from replica.engine import Engine
 from replica.grammars import Grammars
 from replica.loading import load_decoder, load_spec, load_tokenizer
@@ -58,6 +59,7 @@ def agent_site() -> Iterator[Site]:
     config = EngineConfig(model=MODEL, dtype="float32", max_rows=4, kv_tokens=4096)
     spec, tokenizer = load_spec(MODEL), load_tokenizer(MODEL)
     decoder = load_decoder(MODEL, None, torch.float32, torch.device("cpu"))
+    pack(decoder, choose(torch.float32, config.cache_dir))
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
     channel = QueueChannel()
     text = tokenizer.backend_tokenizer.to_str()

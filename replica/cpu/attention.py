@@ -1,0 +1,94 @@
+"""Paged attention by the kernels of `attention.cpp`: decode rows read the pool where it lies."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from replica.attention.cpu import PagedAttention, Span, selection
+from replica.attention.metadata import AttentionMetadata
+from replica.cpu.library import Kernel, kernel
+from replica.kv_cache import KVCache
+from replica.rotary import QKNorm, Rotation
+
+
+def supports(library: ctypes.CDLL, head_dim: int) -> bool:
+    return bool(library.attends_over(head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeRows:
+    """N rows with one query each."""
+
+    tokens: slice | Tensor
+    tables: Tensor
+    """int32 [N, W]"""
+    contexts: Tensor
+    """int64 [N]"""
+    block_size: int
+    kernel: Kernel
+
+    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
+        q = q[self.tokens]
+        rows, heads, dim = q.shape
+        out = q.new_empty(rows, heads * dim)
+        self.kernel(
+            q.data_ptr(),
+            q.stride(0),
+            pool.data_ptr(),
+            self.tables.data_ptr(),
+            self.tables.stride(0),
+            self.block_size,
+            self.contexts.data_ptr(),
+            out.data_ptr(),
+            rows,
+            heads,
+            pool.shape[2],
+            dim,
+            dim**-0.5,
+        )
+        return out
+
+
+class NativeAttention(PagedAttention):
+    """Prompt chunks are left to torch."""
+
+    def __init__(self, cache: KVCache, num_heads: int, library: ctypes.CDLL) -> None:
+        super().__init__(cache, num_heads)
+        self._attend = kernel(library, "attend", cache.layers.dtype)
+        self._rotate_and_store = kernel(library, "rotate_and_store", cache.layers.dtype)
+
+    def _store(
+        self,
+        heads: Tensor,
+        rotation: Rotation,
+        norm: QKNorm | None,
+        pool: Tensor,
+        slot_mapping: Tensor,
+    ) -> None:
+        self._rotate_and_store(
+            heads.data_ptr(),
+            rotation.cos.data_ptr(),
+            rotation.sin.data_ptr(),
+            None if norm is None else norm.scale.data_ptr(),
+            0.0 if norm is None else norm.eps,
+            pool.data_ptr(),
+            slot_mapping.data_ptr(),
+            len(heads),
+            self._num_heads,
+            *pool.shape[2:],
+        )
+
+    def _decode_rows(self, metadata: AttentionMetadata, decoding: list[int]) -> Iterator[Span]:
+        lengths = metadata.context_lens
+        yield _DecodeRows(
+            tokens=selection(metadata.first_tokens(decoding)),
+            tables=metadata.block_tables[selection(decoding)],
+            contexts=torch.tensor([lengths[row] for row in decoding]),
+            block_size=self._block_size,
+            kernel=self._attend,
+        )

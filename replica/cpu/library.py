@@ -1,0 +1,115 @@
+"""Compiles the C++ kernels for the CPU they run on, once, and loads them.
+
+It needs a C++ compiler with OpenMP, as Triton needs one for C; without one there is no library,
+and products are oneDNN's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import torch
+
+FOLDER = Path(__file__).parent
+SOURCES = ("products.cpp", "attention.cpp")
+HEADER = "lanes.h"
+COMPILE = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
+LINK = ("-shared",)
+"""Without libgomp: OpenMP's functions are found in the copy that torch has loaded. With a second
+one there would be two teams of threads for the same cores."""
+
+_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+
+
+Kernel: TypeAlias = Callable[..., None]
+
+
+class NoLibrary(Exception):
+    """The kernels cannot be had here; says why."""
+
+
+def load(cache_dir: str) -> ctypes.CDLL:
+    """The kernels, compiled unless `cache_dir` holds them. Raises NoLibrary."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        raise NoLibrary("there is no C++ compiler")
+    path = _path(Path(cache_dir).expanduser(), compiler)
+    try:
+        if not path.exists():
+            _compile(compiler, path)
+        return _declare(ctypes.CDLL(str(path)))
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        raise NoLibrary(f"{compiler} failed: {lines[0]}") from error
+    except OSError as error:
+        raise NoLibrary(str(error)) from error
+
+
+def _path(folder: Path, compiler: str) -> Path:
+    """A file for these sources, compiler and CPU: a folder may be shared by several machines."""
+    digest = hashlib.sha256()
+    for name in (HEADER, *SOURCES):
+        digest.update((FOLDER / name).read_bytes())
+    digest.update(repr((COMPILE, LINK, compiler, torch.__version__, _cpu())).encode())
+    return folder / f"kernels-{digest.hexdigest()[:16]}.so"
+
+
+def _cpu() -> str:
+    """What `-march=native` depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Put the library in its place whole: other processes may be about to load it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        objects = [str(Path(name).with_suffix(".o")) for name in SOURCES]
+        for command in (
+            [compiler, *COMPILE, *(str(FOLDER / name) for name in SOURCES)],
+            [compiler, *LINK, *objects, "-o", path.name],
+        ):
+            subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+        Path(folder, path.name).replace(path)
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name in ("float32", "bfloat16"):
+        for function, arguments in (
+            (f"linear_{name}", [_POINTER] * 4 + [_LONG] * 3),
+            (f"logits_{name}", [_POINTER] * 3 + [_LONG] * 3),
+            (f"gated_{name}", [_POINTER] * 3 + [_LONG] * 3),
+            (f"add_norm_{name}", [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT]),
+            (
+                f"rotate_and_store_{name}",
+                [_POINTER] * 4 + [_FLOAT] + [_POINTER] * 2 + [_LONG] * 4,
+            ),
+            (
+                f"attend_{name}",
+                [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER]
+                + [_LONG] * 4
+                + [_FLOAT],
+            ),
+        ):
+            found = getattr(library, function)
+            found.argtypes, found.restype = arguments, None
+    library.lanes.restype = _LONG
+    library.attends_over.argtypes, library.attends_over.restype = [_LONG], ctypes.c_bool
+    return library
+
+
+def kernel(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> Kernel:
+    """The kernel for weights and activations of that type."""
+    return cast("Kernel", getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}"))
