@@ -39,27 +39,24 @@ class NoLibrary(Exception):
 
 def load(cache_dir: str) -> ctypes.CDLL:
     """The kernels, compiled unless `cache_dir` holds them. Raises NoLibrary."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        raise NoLibrary("there is no C++ compiler")
-    path = _path(Path(cache_dir).expanduser(), compiler)
+    path = _path(Path(cache_dir).expanduser())
     try:
         if not path.exists():
-            _compile(compiler, path)
+            _compile(path)
         return _declare(ctypes.CDLL(str(path)))
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        raise NoLibrary(f"{compiler} failed: {lines[0]}") from error
+        raise NoLibrary(f"{error.cmd[0]} failed: {lines[0]}") from error
     except OSError as error:
         raise NoLibrary(str(error)) from error
 
 
-def _path(folder: Path, compiler: str) -> Path:
-    """A file for these sources, compiler and CPU: a folder may be shared by several machines."""
+def _path(folder: Path) -> Path:
+    """A file for these sources and this CPU: a folder may be shared by several machines."""
     digest = hashlib.sha256()
     for name in (HEADER, *SOURCES):
         digest.update((FOLDER / name).read_bytes())
-    digest.update(repr((COMPILE, LINK, compiler, torch.__version__, _cpu())).encode())
+    digest.update(repr((COMPILE, LINK, torch.__version__, _cpu())).encode())
     return folder / f"kernels-{digest.hexdigest()[:16]}.so"
 
 
@@ -72,8 +69,11 @@ def _cpu() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(path: Path) -> None:
     """Put the library in its place whole: other processes may be about to load it."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if compiler is None:
+        raise NoLibrary("there is no C++ compiler")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         objects = [str(Path(name).with_suffix(".o")) for name in SOURCES]
