@@ -60,6 +60,8 @@ def _check_application(application: ServeApplicationSchema) -> AppConfig:
         if isinstance(deployment.user_config, dict):
             source = TenantsSource.model_validate(deployment.user_config)
             require_prices(source.load(), config.prices)
+            # Admission goes by it, and tells the others.
+            config = config.model_copy(update={"tenants": source.tenants})
     return config
 
 

@@ -11,13 +11,16 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from replica.loading import load_spec
+from router.tenant import Tenants
 from serve_app.settings import AppConfig
 
 
 def about(config: AppConfig) -> Iterator[str]:
     """What is allowed, and maybe not meant."""
-    if not config.tenants_source.load().tenants:
+    tenants = config.tenants_source.load()
+    if not tenants.tenants:
         yield "there are no tenants: nobody can use this server"
+    yield from _about_models_of(tenants, config)
     devices = {model.engine.device for model in config.served}
     if "cuda" in devices and not torch.cuda.is_available():
         yield "engine.device is cuda, and this machine has no GPU that works"
@@ -29,6 +32,18 @@ def about(config: AppConfig) -> Iterator[str]:
                 f"engine.kv_tokens holds {kv_tokens} tokens: requests of {model.name} are limited "
                 f"to that, although its context has {longest}"
             )
+
+
+def _about_models_of(tenants: Tenants, config: AppConfig) -> Iterator[str]:
+    """Names that tenants may use and nobody serves. A tenant would only get a 404."""
+    names = {name: model.name for model in config.served for name in (model.name, *model.aliases)}
+    served = ", ".join(model.name for model in config.served)
+    for tenant in tenants.tenants:
+        for name in tenant.models or ():
+            if name not in names:
+                yield f"tenant {tenant.id} may use {name}, which is not served; there is {served}"
+            elif names[name] != name:
+                yield f"tenant {tenant.id} may use {name}, an alias: write {names[name]}"
 
 
 def about_address(path: Path) -> Iterator[str]:

@@ -186,6 +186,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"kv_tokens": 128}, [{"id": "a"}], ["holds 128 tokens"]),
         ({"kv_tokens": 128, "max_model_len": 128}, [{"id": "a"}], []),
         ({"device": "cuda"}, [{"id": "a"}], ["no GPU"]),
+        ({}, [{"id": "a", "models": ["m"]}, {"id": "b", "models": []}], []),
+        ({}, [{"id": "a", "models": ["m", "n"]}], ["may use n, which is not served; there is m"]),
+        ({}, [{"id": "a", "models": ["alias"]}], ["an alias: write m"]),
     ],
 )
 def test_what_may_not_be_meant_is_a_warning(
@@ -197,10 +200,22 @@ def test_what_may_not_be_meant_is_a_warning(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     engine = {"model": tiny, "kv_tokens": 4096} | engine
-    config = AppConfig.model_validate({"model_name": "m", "engine": engine, "tenants": tenants})
+    args = {"model_name": "m", "model_aliases": ["alias"], "engine": engine, "tenants": tenants}
+    config = AppConfig.model_validate(args)
     told = list(about(config))
     assert len(told) == len(words)
     assert all(word in line for word, line in zip(words, told, strict=True))
+
+
+def test_warnings_are_about_the_tenants_that_will_hold(tmp_path: Path, tiny: str) -> None:
+    data, path = good(), tmp_path / "config.yaml"
+    [application] = data["applications"]
+    application["args"] |= {"engine": {"model": tiny, "kv_tokens": 4096}, "tenants": [{"id": "a"}]}
+    tenants = {"tenants": [{"id": "b", "models": ["typo"]}]}
+    application["deployments"] = [{"name": "Admission", "user_config": tenants}]
+    path.write_text(yaml.safe_dump(data))
+    [config] = check_serve_config(path)
+    assert ["tenant b may use typo" in line for line in about(config)] == [True]
 
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
