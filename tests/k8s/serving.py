@@ -17,10 +17,14 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
     _generate_available_node_types_from_ray_cr_spec,
 )
 
+from serve_app import leave_node
 from serve_app.check import BUILDER, DEPLOYMENTS, check_serve_config
 from serve_app.settings import AppConfig
 from tests.k8s.kustomize import Resource
 from tests.k8s.manifests import Manifests, Pods
+
+MARGIN_S = 15
+"""For a command to start, and for Ray's own processes to end."""
 
 
 def serving_problems(made: Manifests) -> Iterator[str]:
@@ -39,6 +43,7 @@ def serving_problems(made: Manifests) -> Iterator[str]:
     yield from _file_problems(made)
     yield from _usage_problems(made)
     yield from _device_problems(made)
+    yield from _leaving_problems(made, config.grace_s)
 
 
 def _check(made: Manifests) -> list[AppConfig]:
@@ -98,6 +103,7 @@ def _fits(wanted: dict[str, float], offered: dict[str, float]) -> bool:
 
 
 def _http_problems(made: Manifests) -> Iterator[str]:
+    """C58: no probe that cannot pass, none that passes before its pod is of use."""
     http = made.serve["http_options"]
     if http["host"] != "0.0.0.0":
         yield "nobody reaches Serve from outside its pod"
@@ -173,3 +179,15 @@ def _device_problems(made: Manifests) -> Iterator[str]:
         yield "engine.threads and the CPUs of its pods do not agree"
     if made.args["prices"].keys() != {made.args["model_name"]}:
         yield "prices are of another model"
+
+
+def _leaving_problems(made: Manifests, grace_s: float) -> Iterator[str]:
+    """A worker's pod lets Serve leave it, and Kubernetes waits for that."""
+    for name, pods in made.ray_pods.items():
+        if name == "head":
+            continue
+        *command, seconds = pods.container["lifecycle"]["preStop"]["exec"]["command"]
+        if command != ["python", "-m", leave_node.__name__, "--seconds"]:
+            yield f"{name} runs {command} before it stops"
+        if not grace_s < float(seconds) < pods.spec["terminationGracePeriodSeconds"] - MARGIN_S:
+            yield f"{name} is killed before requests have ended"

@@ -146,6 +146,16 @@ async def complete(client: openai.AsyncOpenAI, prompt: str, max_tokens: int = TO
     return answer.choices[0].text
 
 
+async def ask_all_the_while(site: Site, done: asyncio.Event) -> int:
+    """Short requests, one behind the other. Each of them is answered."""
+    count = 0
+    async with site.openai() as client:
+        while not done.is_set():
+            await complete(client, "still there?", 8)
+            count += 1
+    return count
+
+
 async def stream(
     client: openai.AsyncOpenAI, prompt: str, max_tokens: int = TOKENS, **extra: object
 ) -> str:
@@ -167,9 +177,10 @@ async def long_stream(client: openai.AsyncOpenAI, prompt: str, tokens: int) -> s
     return await stream(client, prompt, tokens, ignore_eos=True)
 
 
-def processes(title: str) -> list[int]:
-    """Descendants of this process whose command line contains `title`."""
-    return [pid for pid in descendants(os.getpid()) if title in _read(pid, "cmdline")]
+def processes(title: str, ancestor: int | None = None) -> list[int]:
+    """Descendants, of this process by default, whose command line contains `title`."""
+    family = descendants(os.getpid() if ancestor is None else ancestor)
+    return [pid for pid in family if title in _read(pid, "cmdline")]
 
 
 def descendants(ancestor: int) -> list[int]:

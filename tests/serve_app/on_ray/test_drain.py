@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from tests.serve_app.on_ray.flood import Flood, Stream, bodies, texts_of
-from tests.serve_app.on_ray.site import ADMIN_KEY, Site, actors, complete, engines, until
+from tests.serve_app.on_ray.site import (
+    ADMIN_KEY,
+    Site,
+    actors,
+    ask_all_the_while,
+    engines,
+    until,
+)
 
 TOKENS = 600
 STREAMS = bodies(40, 10, TOKENS)
@@ -23,16 +30,6 @@ async def expected(running_site: Site) -> list[str]:
 
 async def has(replicas: int) -> bool:
     return len(engines()) == len(actors("Replica")) == replicas
-
-
-async def ask_all_the_while(site: Site, done: asyncio.Event) -> int:
-    """Short requests, one behind the other. Each of them is answered."""
-    count = 0
-    async with site.openai() as client:
-        while not done.is_set():
-            await complete(client, "still there?", 8)
-            count += 1
-    return count
 
 
 async def journaled(site: Site) -> tuple[int, int]:
