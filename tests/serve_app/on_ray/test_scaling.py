@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from ray import serve
 
+from tests.serve_app.on_ray.exported import asked, exported
 from tests.serve_app.on_ray.site import ADMIN_KEY, APP, Site, long_stream, until
 
 LIMITS = {"start_s": 4, "hold_s": 4, "zero_hold_s": 4, "down_period_s": 1, "wait_s": 0.5}
@@ -70,6 +72,16 @@ async def test_from_none_to_one_to_three_and_back(sleeping: Site) -> None:
 
     await until(none_runs, 60)
     await _decisions_say_why(sleeping)
+    await until(_metrics_say_why, 40)
+
+
+async def _metrics_say_why() -> bool:
+    found = await exported()
+    return all(
+        re.search(rf"\n{name}{{[^}}]*pool=\"Replica\"", found)
+        for name in asked()
+        if name.startswith("ray_fairstream_scaling_")
+    )
 
 
 async def _decisions_say_why(site: Site) -> None:
