@@ -35,6 +35,8 @@ FRESH_S = 10.0
 """Admission answers several times a second. Its restart takes seconds, for all ingresses at once:
 requests wait for it, and none of the ingresses is to be taken out of service."""
 RETRY_AFTER_S = 2.0
+JOIN_S = 5.0
+"""Serve calls an ingress before that has heard of the replicas: so long requests wait for it."""
 WAKE_S = 300.0
 """Longest wait for a first replica."""
 LOOK_S = 0.1
@@ -66,6 +68,8 @@ class Fleet:
         """See `Backend`."""
         if self._sleeps and not self._streams.ready:
             return self._known or await self._wake()
+        if self._known is None:
+            await self._join()
         await self.check_ready()
         ready = next(iter(self._streams.ready.values()))
         self._known = ServedModel(
@@ -83,6 +87,11 @@ class Fleet:
         asleep = self._sleeps and self._admission.silence_s < FRESH_S
         if not (self.ready or asleep):
             raise Unavailable(RETRY_AFTER_S)
+
+    async def _join(self) -> None:
+        with anyio.move_on_after(JOIN_S):
+            while not self.ready:  # noqa: ASYNC110  # no event tells
+                await anyio.sleep(LOOK_S)
 
     async def _wake(self) -> ServedModel:
         """What is served is known only once a replica has run."""

@@ -306,13 +306,26 @@ async def test_what_a_shutdown_cuts_short_ends_with_an_error_and_leaves_nothing(
 
 
 async def test_there_is_no_model_before_a_replica_is_up_and_admission_answers(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fleet, "JOIN_S", 0.2)
     with pytest.raises(Unavailable):
         await world.fleet.model()
     await world.start("a")
     await until(lambda: world.fleet.ready)
     assert (await world.fleet.model()).vocab_size == 256
+
+
+async def test_what_comes_before_the_first_replica_is_heard_of_waits_a_little(
+    world: World,
+) -> None:
+    """C56: Serve sends requests to an ingress as soon as its constructor has returned."""
+    asked = asyncio.create_task(world.fleet.model())
+    await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable):
+        await world.fleet.check_ready()
+    await world.start("a")
+    assert (await asked).vocab_size == 256
 
 
 async def test_there_is_no_model_while_admission_is_away(
@@ -321,6 +334,7 @@ async def test_there_is_no_model_while_admission_is_away(
     monkeypatch.setattr(fleet, "FRESH_S", 0.3)
     await world.start("a")
     await until(lambda: world.fleet.ready)
+    assert (await world.fleet.model()).name == "model"
     world.admission.away = True
     await until(lambda: not world.fleet.ready)
     with pytest.raises(Unavailable):
