@@ -45,10 +45,10 @@ class BandOrder:
         self._since[band] = now
         if len(self._waiting) < 2:
             return
+        # A debt never exceeds one request: being served first is held against nobody for longer.
+        self._owed[band] = max(self._owed[band] - cost, -cost)
         for other in self._waiting:
             self._owed[other] += self._shares[other] * cost
-        # A debt never exceeds one request: being served alone is held against nobody.
-        self._owed[band] = max(self._owed[band] - cost, -cost)
 
     def _rank(self, band: int, now: float) -> tuple[float, int]:
         aged = now - self._since[band] > self._wait_s
