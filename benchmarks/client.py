@@ -1,12 +1,17 @@
-"""How benchmarks ask a server: a streamed answer of a known length, by the openai client."""
+"""How benchmarks ask a server: a streamed answer of a known length, by the openai client, once or
+as a flood."""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from openai import AsyncOpenAI
+from openai.types import Completion
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +23,14 @@ class Answer:
 
 
 async def stream(
-    client: AsyncOpenAI, model: str, prompt: str | list[int], tokens: int, **options: Any
+    client: AsyncOpenAI,
+    model: str,
+    prompt: str | list[int],
+    tokens: int,
+    notice: Callable[[Completion], None] = lambda event: None,
+    **options: Any,
 ) -> Answer:
-    """Stream an answer of exactly `tokens` tokens."""
+    """Stream an answer of exactly `tokens` tokens. `notice` sees its events as they come."""
     started = time.perf_counter()
     events = await client.completions.create(
         model=model,
@@ -33,8 +43,42 @@ async def stream(
     )
     produced, first_s = 0, 0.0
     async for event in events:
+        notice(event)
         if event.choices and event.choices[0].text and not first_s:
             first_s = time.perf_counter() - started
         if event.usage is not None:
             produced = event.usage.completion_tokens
     return Answer(produced, first_s)
+
+
+class Flood:
+    """A tenant that always has as many requests open."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: str,
+        open_requests: int,
+        ask: Callable[[AsyncOpenAI, int], Awaitable[Answer]],
+    ) -> None:
+        """`ask` is told the turn, which each of the open requests begins with another number."""
+        self.finished: list[tuple[float, Answer]] = []
+        """Answers and the time of their end."""
+        self._client = AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
+        self._ask = ask
+        self._tasks = [asyncio.create_task(self._loop(first)) for first in range(open_requests)]
+
+    async def stop(self) -> None:
+        """Cut off what is open. Raises what a request has failed with."""
+        for task in self._tasks:
+            task.cancel()
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._client.close()
+        for error in ends:
+            if isinstance(error, Exception):
+                raise error
+
+    async def _loop(self, first: int) -> None:
+        for turn in count(first):
+            answer = await self._ask(self._client, turn)
+            self.finished.append((time.monotonic(), answer))

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from itertools import count
 from pathlib import Path
 from statistics import fmean
 
 from openai import AsyncOpenAI
 
-from benchmarks.client import Answer, stream
+from benchmarks.client import Answer, Flood, stream
 from benchmarks.report import Report
 from benchmarks.server import Server, serving
 
@@ -29,54 +28,39 @@ RAMP_S = 20.0
 ALONE_S = 15.0
 
 
-async def ask(client: AsyncOpenAI, model: str, number: int, tokens: int) -> Answer:
-    return await stream(client, model, f"Story number {number}:", tokens)
+async def ask(client: AsyncOpenAI, model: str, turn: int) -> Answer:
+    length = ANSWER_TOKENS[turn % len(ANSWER_TOKENS)]
+    return await stream(client, model, f"Story number {turn}:", length)
 
 
-class Flood:
-    """A tenant that always has `OPEN_REQUESTS` requests open."""
+def flood_of(server: Server, key: str) -> Flood:
+    return Flood(
+        server.base_url, key, OPEN_REQUESTS, lambda client, turn: ask(client, server.model, turn)
+    )
 
-    def __init__(self, server: Server, key: str) -> None:
-        self.finished: list[tuple[float, Answer]] = []
-        """Answers and the time of their end."""
-        self._client = AsyncOpenAI(base_url=server.base_url, api_key=key, max_retries=0)
-        self._model = server.model
-        self._tasks = [asyncio.create_task(self._loop(i)) for i in range(OPEN_REQUESTS)]
 
-    def tokens(self, start: float, end: float) -> int:
-        return sum(answer.tokens for when, answer in self.finished if start <= when < end)
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._client.close()
-
-    async def _loop(self, number: int) -> None:
-        for turn in count(number):
-            length = ANSWER_TOKENS[turn % len(ANSWER_TOKENS)]
-            answer = await ask(self._client, self._model, number, length)
-            self.finished.append((time.monotonic(), answer))
+def tokens_between(flood: Flood, start: float, end: float) -> int:
+    return sum(answer.tokens for when, answer in flood.finished if start <= when < end)
 
 
 async def shares(server: Server, seconds: float) -> Counter[str]:
     """Output tokens per tenant over `seconds` of overload, after a ramp."""
-    floods = {key: Flood(server, key) for key in WEIGHTS}
+    floods = {key: flood_of(server, key) for key in WEIGHTS}
     await asyncio.sleep(RAMP_S)
     start = time.monotonic()
     await asyncio.sleep(seconds)
     end = time.monotonic()
     for flood in floods.values():
         await flood.stop()
-    return Counter({key: flood.tokens(start, end) for key, flood in floods.items()})
+    return Counter({key: tokens_between(flood, start, end) for key, flood in floods.items()})
 
 
 async def late(server: Server) -> tuple[float, float]:
     """Bob floods; alice's first request comes late. Seconds to first tokens: hers, bob's mean."""
-    flood = Flood(server, "demo-bob")
+    flood = flood_of(server, "demo-bob")
     await asyncio.sleep(ALONE_S)
     client = AsyncOpenAI(base_url=server.base_url, api_key="demo-alice", max_retries=0)
-    answer = await ask(client, server.model, 0, ANSWER_TOKENS[0])
+    answer = await ask(client, server.model, 0)
     await flood.stop()
     await client.close()
     steady = flood.finished[OPEN_REQUESTS:]  # the first found the server idle

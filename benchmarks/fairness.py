@@ -2,17 +2,18 @@
 
 Parts: `simulated` runs the scenarios under several policies side by side; `cycles` counts requests
 that are admitted, dispatched and settled in a second; `hop` times the way to Admission and back on
-a real cluster; `live` overloads a server. Pictures need matplotlib: `pip install '.[bench]'`.
+a real cluster; `live` overloads a server; `on_off` does so in bursts, on a server of its own.
+Pictures need matplotlib: `pip install '.[bench]'`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import fair_cycles, fair_hop, fair_live, fair_simulation
+from benchmarks import fair_cycles, fair_hop, fair_live, fair_on_off, fair_simulation
 from benchmarks.report import Report, parser
 
-PARTS = ("simulated", "cycles", "hop", "live")
+PARTS = ("simulated", "cycles", "hop", "live", "on_off")
 
 
 def main() -> None:
@@ -31,6 +32,8 @@ def main() -> None:
         fair_hop.measure(report, chosen.runs)
     if "live" in chosen.parts:
         fair_live.measure(report, chosen.config, chosen.seconds, chosen.runs)
+    if "on_off" in chosen.parts:
+        fair_on_off.measure(report, chosen.runs)
     report.write(chosen.json)
 
 

@@ -17,7 +17,10 @@ from serve_app.settings import AppConfig
 from tests.models import save_tiny
 
 CONFIGS = sorted(
-    path for path in Path("configs").glob("*.yaml") if "applications" in path.read_text()
+    path
+    for folder in ("configs", "benchmarks")
+    for path in Path(folder).glob("*.yaml")
+    if "applications" in path.read_text()
 )
 
 
