@@ -265,7 +265,7 @@ def test_a_policy_that_cannot_work_is_refused(fields):
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["push", "dispatch", "finish", "charge", "expect"]),
+        st.sampled_from(["push", "dispatch", "finish", "charge", "expect", "serve", "serve"]),
         st.sampled_from("abc"),
         st.integers(-20, 40),
     ),
@@ -275,7 +275,8 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 def test_the_head_is_of_the_eligible_tenant_with_the_least_key(events):
-    """Against the definition: c + lam * w_q * O / w over all eligible tenants."""
+    """Against the definition: c + lam * w_q * O / w over all eligible tenants. Who becomes
+    eligible, after idleness or its own limit, has banked its burst at most."""
     policy = FairPolicy(burst=15.0)
     queue = FairQueue(policy)
     queue.configure(
@@ -286,13 +287,17 @@ def test_the_head_is_of_the_eligible_tenant_with_the_least_key(events):
     virtual_time = 0.0
     for event, tenant, amount in events:
         state = queue.tenant(tenant)
+        held_back = [q for q in queue.tenants().values() if not q.eligible]
         if event == "push":
             enqueue(queue, tenant, "x")
-        elif event == "dispatch" and (head := head_of(queue)):
+        elif event in ("dispatch", "serve") and (head := head_of(queue)):
             eligible = [q for q in queue.tenants().values() if q.eligible]
             virtual_time = max(virtual_time, min(q.counter.value for q in eligible))
             queue.bands[0].advance()
             queue.start(head)
+            if event == "serve":
+                queue.charge(head.info.tenant, float(abs(amount)))
+                queue.remove(head)
         elif event == "finish" and state.running:
             queue.remove(next(iter(state.running)))
         elif event == "charge":
@@ -300,6 +305,8 @@ def test_the_head_is_of_the_eligible_tenant_with_the_least_key(events):
         elif event == "expect":
             queue.charge(tenant, 0.0, outstanding=max(amount, -state.counter.outstanding))
         assert queue.virtual_time == virtual_time
+        for back in (q for q in held_back if q.eligible):
+            assert back.counter.value >= virtual_time - 15.0 / back.counter.weight
         keys = {
             name: q.counter.value + 0.25 * 2.0 * q.counter.outstanding / q.counter.weight
             for name, q in queue.tenants().items()
