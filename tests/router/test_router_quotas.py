@@ -43,7 +43,7 @@ def test_refusals_leave_the_remaining_tokens_alone():
 
 
 def test_a_request_without_a_limit_holds_what_is_likely_and_settles():
-    """C38: a default of 1,024 above the cap of a minute is no reason to refuse."""
+    """R38: a default of 1,024 above the cap of a minute is no reason to refuse."""
     desk = Desk(slots=1, a={"tokens_per_minute": 100})
     new = info(prompt_tokens=5, max_tokens=1024, open_ended=True)
     assert ids(desk.sync(new)) == ["x"]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
+from collections.abc import Callable
 
 from router.messages import GpuTime, ReplicaReport, Sync, SyncReply
+from router.policy import FairPolicy
 from router.pricing import PriceList
 from router.router import Router
 from router.tenant import Tenant, Tenants
@@ -30,10 +33,12 @@ class AdmissionInProcess:
         tenants: Tenants = TENANTS,
         prices: PriceList | None = None,
         model: str = "",
+        policy: FairPolicy | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """model: of the replicas that are offered."""
         self.tenants, self._model = tenants, model
-        self._prices = prices
+        self._prices, self._policy, self._wall = prices, policy, wall
         self.rate = rate
         self.away = False
         self.syncs: list[Sync] = []
@@ -71,7 +76,14 @@ class AdmissionInProcess:
         return Hint(news=True)
 
     def _new_router(self, epoch: int = 1) -> Router:
-        return Router(self.tenants, epoch=epoch, grace_s=0.0, prices=self._prices)
+        return Router(
+            self.tenants,
+            epoch=epoch,
+            policy=self._policy,
+            prices=self._prices,
+            wall=self._wall,
+            grace_s=0.0,
+        )
 
     def _maybe_fail(self) -> None:
         if self.away or self._chance.random() < self.rate:

@@ -15,6 +15,7 @@ import uvicorn
 
 from router.cost import UsageReport, usage_report
 from router.messages import GpuTime
+from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
 from router.store import SqliteStore
 from router.tenant import Tenant, Tenants, digest
@@ -82,14 +83,19 @@ class MeteredSite:
 
 @asynccontextmanager
 async def metered_site(
-    step_s: float = 0.0005, **tenants: dict[str, Any]
+    step_s: float = 0.0005,
+    policy: FairPolicy | None = None,
+    wall: Callable[[], float] = time.time,
+    **tenants: dict[str, Any],
 ) -> AsyncIterator[MeteredSite]:
     """`metered_site(a={"requests_per_minute": 2})`; keys are those of `key_of`."""
     configured = Tenants(
         tenants=[Tenant(id=name, keys=[digest(key_of(name))], **limits)
                  for name, limits in tenants.items()]
     )  # fmt: skip
-    admission = AdmissionInProcess(tenants=configured, prices=PRICES, model="text")
+    admission = AdmissionInProcess(
+        tenants=configured, prices=PRICES, model="text", policy=policy, wall=wall
+    )
     transport = Transport()
     client = AdmissionClient("ingress", admission.sync, admission.watch)
     streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0))

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from router.messages import Outcome
+from router.policy import FairPolicy
+from tests.router.world import Clock
 from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, key_of, metered_site, until
 
 HEADERS = [f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens")
@@ -59,7 +61,7 @@ async def test_refusals_leave_what_remains_alone() -> None:
 
 
 async def test_a_default_limit_above_the_cap_is_no_reason_to_refuse() -> None:
-    """C38: tokens_per_minute=100 and no max_tokens."""
+    """R38: tokens_per_minute=100 and no max_tokens."""
     async with metered_site(a={"tokens_per_minute": 100}) as site:
         reply = await site.ask(max_tokens=None)
         assert reply.status_code == 200
@@ -119,6 +121,32 @@ async def test_a_spent_budget_is_an_insufficient_quota_and_caps_the_last_answer(
         assert error["type"] == "insufficient_quota"
         assert int(reply.headers["retry-after"]) <= 86_400
         assert site.spent() == 59
+
+
+async def test_a_spent_budget_is_there_again_when_its_window_is_over() -> None:
+    """R40: who is told of midnight and comes then is served."""
+    clock = Clock()
+    clock.now = 86_400.0 - 1.5
+    async with metered_site(a={"daily_budget": 45e-6}, wall=clock) as site:
+        assert (await site.ask()).status_code == 200
+        await site.settled()
+        reply = await site.ask()
+        error_of(reply, 429, "insufficient_quota")
+        assert reply.headers["retry-after"] == "2"
+        clock.now += 2
+        assert (await site.ask()).status_code == 200
+
+
+async def test_too_much_waiting_of_everybody_is_an_overload() -> None:
+    """No tenant is over a limit of its own, and what is refused costs nothing."""
+    one = {"max_concurrency": 1, "requests_per_minute": 10}
+    async with metered_site(step_s=0.002, policy=FairPolicy(max_waiting=1), a=one, b=one) as site:
+        running = [await occupy(site), asyncio.create_task(site.ask(max_tokens=1))]
+        await until(lambda: site.admission.router.snapshot().queued == 1)
+        refused = await site.ask("b")
+        error_of(refused, 503, "overloaded")
+        assert refused.headers["x-ratelimit-remaining-requests"] == "10"
+        assert {(await task).status_code for task in running} == {200}
 
 
 async def test_who_waits_too_long_gets_a_504() -> None:
