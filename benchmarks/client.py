@@ -52,7 +52,7 @@ async def stream(
 
 
 class Flood:
-    """A tenant that always has as many requests open."""
+    """A tenant that always has as many requests open. A context manager: its end cuts them off."""
 
     def __init__(
         self,
@@ -65,18 +65,21 @@ class Flood:
         self.finished: list[tuple[float, Answer]] = []
         """Answers and the time of their end."""
         self._client = AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0)
-        self._ask = ask
-        self._tasks = [asyncio.create_task(self._loop(first)) for first in range(open_requests)]
+        self._ask, self._count = ask, open_requests
 
-    async def stop(self) -> None:
-        """Cut off what is open. Raises what a request has failed with."""
+    async def __aenter__(self) -> Flood:
+        self._tasks = [asyncio.create_task(self._loop(first)) for first in range(self._count)]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Raises what a request has failed with."""
         for task in self._tasks:
             task.cancel()
         ends = await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._client.close()
-        for error in ends:
-            if isinstance(error, Exception):
-                raise error
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
 
     async def _loop(self, first: int) -> None:
         for turn in count(first):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean
 
@@ -45,24 +46,21 @@ def tokens_between(flood: Flood, start: float, end: float) -> int:
 
 async def shares(server: Server, seconds: float) -> Counter[str]:
     """Output tokens per tenant over `seconds` of overload, after a ramp."""
-    floods = {key: flood_of(server, key) for key in WEIGHTS}
-    await asyncio.sleep(RAMP_S)
-    start = time.monotonic()
-    await asyncio.sleep(seconds)
-    end = time.monotonic()
-    for flood in floods.values():
-        await flood.stop()
+    async with AsyncExitStack() as stack:
+        floods = {key: await stack.enter_async_context(flood_of(server, key)) for key in WEIGHTS}
+        await asyncio.sleep(RAMP_S)
+        start = time.monotonic()
+        await asyncio.sleep(seconds)
+        end = time.monotonic()
     return Counter({key: tokens_between(flood, start, end) for key, flood in floods.items()})
 
 
 async def late(server: Server) -> tuple[float, float]:
     """Bob floods; alice's first request comes late. Seconds to first tokens: hers, bob's mean."""
-    flood = flood_of(server, "demo-bob")
-    await asyncio.sleep(ALONE_S)
     client = AsyncOpenAI(base_url=server.base_url, api_key="demo-alice", max_retries=0)
-    answer = await ask(client, server.model, 0)
-    await flood.stop()
-    await client.close()
+    async with client, flood_of(server, "demo-bob") as flood:
+        await asyncio.sleep(ALONE_S)
+        answer = await ask(client, server.model, 0)
     steady = flood.finished[OPEN_REQUESTS:]  # the first found the server idle
     return answer.first_s, fmean(other.first_s for _, other in steady)
 

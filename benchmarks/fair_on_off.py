@@ -115,14 +115,14 @@ async def on_and_off(
     def flood(key: str) -> Flood:
         return Flood(server.base_url, key, OPEN_REQUESTS[key], meter.ask)
 
-    spans, steady = [], flood(STEADY)
-    for _ in range(runs):
-        await meter.until_served(SILENCE * allowed)
-        start, burst = time.monotonic(), flood(BURSTS)
-        await meter.until_served(BURST * allowed)
-        spans.append((start, time.monotonic()))
-        await burst.stop()
-    await steady.stop()
+    spans = []
+    async with flood(STEADY):
+        for _ in range(runs):
+            await meter.until_served(SILENCE * allowed)
+            start = time.monotonic()
+            async with flood(BURSTS):
+                await meter.until_served(BURST * allowed)
+                spans.append((start, time.monotonic()))
     return spans
 
 
