@@ -7,8 +7,9 @@ import re
 import anyio
 import openai
 
+from router.tenant import digest
 from tests.serve_app.on_ray.exported import asked, exported
-from tests.serve_app.on_ray.site import MODEL, Site, complete, until
+from tests.serve_app.on_ray.site import KEY, MODEL, Site, complete, until
 
 NOT_HERE = {"ray_fairstream_preemptions_total"}
 """Counts what does not happen here."""
@@ -39,6 +40,8 @@ async def test_every_metric_that_is_asked_for_is_exported(site: Site) -> None:
     assert re.search(r'ray_fairstream_requests_total{[^}]*tenant="acme"', found)
     starts = r'ray_serve_deployment_replica_starts_total{[^}]*deployment="Replica"'
     assert re.search(starts, found)
+    assert KEY not in found
+    assert digest(KEY)[7:] not in found
 
 
 async def _ask_on(client: openai.AsyncOpenAI) -> None:
