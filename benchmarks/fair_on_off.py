@@ -136,6 +136,6 @@ def measure(report: Report, runs: int) -> None:
     shares = []
     for run, span in enumerate(spans):
         steady, bursts = meter.course(*span)
-        shares.append(steady[-1] / (steady[-1] + bursts[-1]))
+        shares.append(float(steady[-1] / (steady[-1] + bursts[-1])))
         report.add(f"live_on_off_diff.run{run}", [largest_difference(steady, bursts)])
     report.add("live_on_off_share", shares)
