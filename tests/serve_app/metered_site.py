@@ -124,7 +124,9 @@ async def metered_site(
     )
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        # Clients may come back after seconds, and not find a connection that is just being closed.
+        config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_keep_alive=60)
+        server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         client.start()
         await transport.start("r", step_s)
