@@ -82,9 +82,10 @@ class EngineClient:
         return self._process.returncode is None
 
     def send(self, command: Command) -> None:
-        """Never blocks. Lost if the engine is gone: `events` raises then."""
+        """Never blocks. Lost if the engine is gone or not there yet: `events` raises then."""
         if self.alive:
-            self._socket.send(encode(command), zmq.NOBLOCK)
+            sent = asyncio.ensure_future(self._socket.send(encode(command), zmq.NOBLOCK))
+            sent.exception()  # it is done; asyncio complains of a failure that nobody looks at
 
     async def events(self) -> AsyncIterator[StepReport]:
         """Reports until the engine stops. Raises EngineFailed if it was not asked to."""

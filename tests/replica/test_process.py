@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -108,6 +109,22 @@ async def test_what_cannot_work_is_refused_with_a_sentence(folder, options, sent
     with pytest.raises(EngineFailed, match=sentence) as refused:
         await EngineClient.start(config(folder, **options))
     assert "\n" not in str(refused.value)
+
+
+async def test_a_start_that_fails_leaves_no_failure_unseen(folder, monkeypatch):
+    """The process is told to stop before it listens."""
+    unseen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unseen.append(context))
+
+    async def fail(client: EngineClient) -> None:
+        raise EngineFailed("too early")
+
+    monkeypatch.setattr(EngineClient, "_next_event", fail)
+    with pytest.raises(EngineFailed, match="too early"):
+        await EngineClient.start(config(folder))
+    gc.collect()
+    await asyncio.sleep(0)
+    assert unseen == []
 
 
 def test_the_process_dies_with_its_parent(folder, tmp_path):
