@@ -58,6 +58,10 @@ class Reference:
             logits = self._model(torch.tensor([ids])).logits[0, -1:].float()
         scores = self._shape(sampling, logits, ids, prompt)
         scores[:, sorted(held)] = -torch.inf
+        if sampling.allowed_token_ids is not None:
+            others = torch.ones(scores.shape[1], dtype=torch.bool)
+            others[list(sampling.allowed_token_ids)] = False
+            scores[:, others] = -torch.inf
         if sampling.grammar:
             scores[:, ~self._allowed(sampling.grammar, ids[prompt:])] = -torch.inf
         if sampling.temperature == 0:

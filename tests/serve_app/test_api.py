@@ -281,20 +281,21 @@ def test_the_newer_name_of_max_tokens_goes_first(http: httpx.Client) -> None:
     assert error["param"] == "max_completion_tokens"
 
 
-@pytest.mark.parametrize("field", ["messages", "stop", "user", "model", "metadata"])
+@pytest.mark.parametrize("field", ["messages", "prompt", "stop", "user", "model", "metadata"])
 def test_half_a_character_is_refused_everywhere(http: httpx.Client, field: str) -> None:
     """X3."""
+    path, good = (TEXT, text()) if field == "prompt" else (CHAT, chat())
     half = '"\\ud83d"'
     values = {
         "messages": f'[{{"role": "user", "content": {half}}}]',
         "stop": f"[{half}]",
         "metadata": f'{{"a": {half}}}',
     }
-    body = json.dumps(chat())[:-1] + f', "{field}": {values.get(field, half)}}}'
+    body = json.dumps(good)[:-1] + f', "{field}": {values.get(field, half)}}}'
     headers = {"Content-Type": "application/json"}
-    refused(http.post(CHAT, content=body, headers=headers))
+    refused(http.post(path, content=body, headers=headers))
     raw = body.replace("\\ud83d", "\udc3d").encode("utf-8", "surrogatepass")
-    refused(http.post(CHAT, content=raw, headers=headers))
+    refused(http.post(path, content=raw, headers=headers))
 
 
 @pytest.mark.parametrize("count", [300, 12_000])

@@ -29,7 +29,7 @@ from tests.serve_app.text import TextBackend
         [1.5],
         ["7x", 1],
         ["a"] * 129,
-        ["a"] * 300_000,
+        ["a"] * 1_100_000,
         None,
         5,
         {"a": 1},

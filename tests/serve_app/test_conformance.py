@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
 import openai
 import pytest
+import torch
 from msgspec.structs import replace
 from pydantic import BaseModel, Field
 
@@ -52,8 +53,13 @@ PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0, "stop_token_ids": [*range(100, 116)], "min_tokens": 8},
     {"temperature": 0.9, "n": 3},
     {"temperature": 0.9, "seed": -5},
+    {"temperature": 0, "stop": ["t", "zz"]},
+    {"temperature": 0.9, "stop": "o", "min_tokens": 4, "include_stop_str_in_output": True},
+    {"temperature": 0.9, "allowed_token_ids": [*range(97, 123)]},
 ]
 EXTENSIONS = {
+    "allowed_token_ids",
+    "include_stop_str_in_output",
     "top_k",
     "min_p",
     "repetition_penalty",
@@ -116,8 +122,25 @@ def expected(reference: Reference, request: Any, prompt_ids: tuple[int, ...]) ->
         ids = reference.run(Submit(request_id="x", prompt_ids=prompt_ids, sampling=asked))
         stops = {*asked.stop_token_ids, EOS_ID}
         shown = [i for n, i in enumerate(ids) if i < 256 and not (n == len(ids) - 1 and i in stops)]
-        texts.append(bytes(shown).decode(errors="replace"))
+        least = asked.min_tokens
+        kept, rest = (bytes(i).decode(errors="replace") for i in (shown[:least], shown[least:]))
+        texts.append(kept + cut(rest, request.stop, bool(request.include_stop_str_in_output)))
     return texts
+
+
+def cut(text: str, stops: tuple[str, ...], include: bool) -> str:
+    """At the first stop string."""
+    found = [text.index(stop) + include * len(stop) for stop in stops if stop in text]
+    return text[: min(found, default=None)]
+
+
+def joined(chunks: Iterable[Any], choices: int) -> list[str]:
+    """The text of each choice of a completion that was streamed."""
+    got = [""] * choices
+    for chunk in chunks:
+        for choice in chunk.choices:
+            got[choice.index] += choice.text
+    return got
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
@@ -144,28 +167,107 @@ def test_chat(
 def test_completions(client: openai.OpenAI, reference: Reference, fields: dict[str, Any]) -> None:
     body = {"prompt": "Once upon", "max_tokens": 12, "seed": 3, **fields}
     request = CompletionRequest.model_validate({"model": NAME, **body})
-    answer = client.completions.create(model=NAME, **arguments(body))
     wanted = expected(reference, request, tuple(b"Once upon"))
+    answer = client.completions.create(model=NAME, **arguments(body))
     assert [choice.text for choice in answer.choices] == wanted
+    chunks = client.completions.create(model=NAME, stream=True, **arguments(body))
+    assert joined(chunks, len(wanted)) == wanted
 
 
 async def test_everything_at_once_with_the_async_client(
     real_site: Site, reference: Reference
 ) -> None:
-    """Company changes nothing."""
+    """Streamed and not. Company changes nothing."""
     bodies = [{"prompt": "Once upon", "max_tokens": 12, "seed": 3, **f} for f in PARAMETERS]
+
+    async def ask(body: dict[str, Any], stream: bool) -> list[str]:
+        answer = await client.completions.create(model=NAME, stream=stream, **arguments(body))
+        if stream:
+            return joined([chunk async for chunk in answer], body.get("n", 1))
+        return [choice.text for choice in answer.choices]
+
     async with openai.AsyncOpenAI(base_url=f"{real_site.url}/v1", api_key=KEY) as client:
-        calls = (client.completions.create(model=NAME, **arguments(body)) for body in bodies)
-        answers = await asyncio.gather(*calls)
-    for body, answer in zip(bodies, answers, strict=True):
+        calls = (ask(body, stream) for body in bodies for stream in (False, True))
+        answers = iter(await asyncio.gather(*calls))
+    for body in bodies:
         request = CompletionRequest.model_validate({"model": NAME, **body})
         wanted = expected(reference, request, tuple(b"Once upon"))
-        assert [choice.text for choice in answer.choices] == wanted
+        assert [next(answers), next(answers)] == [wanted, wanted]
+
+
+def test_greedy_text_is_that_of_generate(client: openai.OpenAI, model: Any) -> None:
+    for prompt in ("Once upon", "x", "The quick brown fox jumps over the lazy dog. " * 9):
+        ids = torch.tensor([[*prompt.encode()]])
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=40,
+                do_sample=False,
+                eos_token_id=EOS_ID,
+                pad_token_id=0,
+            )
+        wanted = bytes(i for i in out[0, ids.shape[1] :].tolist() if i < 256)
+        answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=40, temperature=0)
+        assert answer.choices[0].text == wanted.decode(errors="replace")
+
+
+async def test_a_seed_gives_the_same_answer_twenty_times(real_site: Site) -> None:
+    """C08: alone, and beside others, with a seed and without, that come and go; the prompt is in
+    the prefix cache but for the first time."""
+    body = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 0.8}
+    async with openai.AsyncOpenAI(base_url=f"{real_site.url}/v1", api_key=KEY) as client:
+
+        async def ask(**more: Any) -> str:
+            answer = await client.completions.create(model=NAME, **{**body, **more})
+            return answer.choices[0].text
+
+        alone = await ask(seed=42)
+        for run in range(20):
+            mates = [ask(max_tokens=1 + mate * run % 23) for mate in range(run % 5)]
+            mates += [ask(seed=mate, prompt="Another", n=2) for mate in range(run % 3)]
+            assert (await asyncio.gather(ask(seed=42), *mates))[0] == alone
+        assert await ask(seed=43) != alone
+
+
+def test_bad_requests_leave_a_neighbour_alone(client: openai.OpenAI, reference: Reference) -> None:
+    """C22: ids that do not exist, one after the other, while a greedy stream runs."""
+    body = {"prompt": "Once upon", "max_tokens": 300, "temperature": 0}
+    request = CompletionRequest.model_validate({"model": NAME, "ignore_eos": True, **body})
+    wanted = expected(reference, request, tuple(b"Once upon"))
+    stream = client.completions.create(
+        model=NAME, stream=True, **arguments({**body, "ignore_eos": True})
+    )
+    got, refused = "", 0
+    wrong = [-1, VOCAB_SIZE, VOCAB_SIZE + 1, 2**31, 2**63, True, 1.5, "7x"]
+    faults = [{"prompt": [1, value]} for value in wrong]
+    faults += [{"stop_token_ids": [value]} for value in wrong]
+    faults += [{"allowed_token_ids": [value]} for value in wrong]
+    faults += [{"logit_bias": {str(value): 1}} for value in wrong]
+    for chunk in stream:
+        got += chunk.choices[0].text
+        if faults:
+            fault = faults.pop()
+            bad = arguments({"prompt": "x", **fault})
+            with pytest.raises(openai.BadRequestError) as caught:
+                client.completions.create(model=NAME, **bad)
+            assert str(caught.value.param).split(".")[0] == next(iter(fault))
+            refused += 1
+    assert refused == 4 * len(wrong)
+    assert [got] == wanted
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize(
-    "fields", [{}, {"top_k": 1}, {"logit_bias": {"101": -100}}, {"temperature": 0}], ids=str
+    "fields",
+    [
+        {},
+        {"top_k": 1},
+        {"logit_bias": {"101": -100}},
+        {"temperature": 0},
+        {"allowed_token_ids": [101]},
+    ],
+    ids=str,
 )
 def test_logprobs_are_those_of_the_reference(
     client: openai.OpenAI, reference: Reference, stream: bool, fields: dict[str, Any]
@@ -189,6 +291,22 @@ def test_logprobs_are_those_of_the_reference(
     wanted = [float(table[at, token]) for at, token in enumerate([*prompt, *ids][1:])]
     assert told[0] is None
     assert told[1:] == pytest.approx(wanted, abs=1e-3)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+def test_alternatives_that_a_grammar_forbids_are_finite(
+    client: openai.OpenAI, stream: bool
+) -> None:
+    """C29: one token is allowed, five are told."""
+    body = {"prompt": "An echo", "logprobs": 5, "max_tokens": 9, "guided_regex": "aaa"}
+    answer = client.completions.create(model=NAME, stream=stream, **arguments(body))
+    parts = [part.choices[0] for part in answer] if stream else [answer.choices[0]]
+    assert "".join(part.text for part in parts) == "aaa"
+    told = [top for part in parts if part.logprobs for top in part.logprobs.top_logprobs]
+    assert len(told) == 3
+    for top in told:
+        assert len(top) in (5, 6)
+        assert all(-9999 <= value <= 0 for value in top.values())
 
 
 def test_a_chat_tells_alternatives(client: openai.OpenAI, reference: Reference) -> None:

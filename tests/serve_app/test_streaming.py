@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from tests.serve_app.sse import events, texts
 from tests.serve_app.streams import chat, completion, stream
 from tests.serve_app.text import TextBackend
 
+ENDPOINTS = [("/v1/chat/completions", chat), ("/v1/completions", completion)]
 TRICKY = ("A 日ab", "é́👩\u200d👩\u200d👧 한국어", "real \ufffd\ufffd here", "plain")
 
 
@@ -36,13 +38,15 @@ def test_streamed_text_equals_plain_text(
 
 @pytest.mark.parametrize("include", [True, False, None])
 @pytest.mark.parametrize("more", [{}, {"n": 2}, {"max_tokens": 1}, {"max_tokens": 3, "n": 2}])
+@pytest.mark.parametrize(("path", "make"), ENDPOINTS)
 def test_usage_comes_once_and_last_if_asked_for(
-    http: httpx.Client, include: bool | None, more: dict[str, Any]
+    http: httpx.Client, path: str, make: Any, include: bool | None, more: dict[str, Any]
 ) -> None:
     """C17."""
     options = {} if include is None else {"stream_options": {"include_usage": include}}
-    plain = http.post("/v1/chat/completions", json=chat("hello", **more)).json()
-    *chunks, done = stream(http, "/v1/chat/completions", chat("hello", **more, **options))
+    body = make("hello") | more
+    plain = http.post(path, json=body).json()
+    *chunks, done = stream(http, path, body | options)
     assert done == "[DONE]"
     if include:
         last = chunks.pop()
@@ -136,18 +140,14 @@ def test_a_stop_string_over_http(http: httpx.Client, streamed: bool, include: bo
     assert (text, reason) == ("one END" if include else "one ", "stop")
 
 
-@pytest.mark.parametrize("fault", ["fail", "silent", "crash"])
+@pytest.mark.parametrize("fault", ["fail_after", "end_silently_after", "crash_after"])
+@pytest.mark.parametrize("deltas", range(1, len("hello") + 1))
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_failure_after_the_first_byte_is_an_error_event(
-    http: httpx.Client, client: openai.OpenAI, backend: TextBackend, fault: str, n: int
+    http: httpx.Client, client: openai.OpenAI, backend: TextBackend, fault: str, deltas: int, n: int
 ) -> None:
-    """C19, R13, R20: no [DONE], no finish reason, nothing of the cause."""
-    if fault == "fail":
-        backend.fail_after = 3
-    elif fault == "silent":
-        backend.end_silently_after = 3
-    else:
-        backend.crash_after = 3
+    """C19, R13, R20: no [DONE], no finish reason, nothing of the cause; behind any delta."""
+    setattr(backend, fault, deltas)
     backend.delay_s = 0.001
     *chunks, error = stream(http, "/v1/chat/completions", chat("hello", n=n))
     assert error["error"]["type"] == "server_error"
@@ -205,11 +205,16 @@ def test_a_client_that_leaves_at_done_was_served(
     client: openai.OpenAI, backend: TextBackend
 ) -> None:
     """C20: the accounting is over before [DONE] is sent."""
-    backend.settle_s = 0.01
-    for _ in range(30):
-        for _ in client.chat.completions.create(**chat("hi"), stream=True):
-            pass
-    assert backend.outcomes == {"succeeded": 30}
+    backend.settle_s = 0.3
+
+    def read_ten_in_turn(_: int) -> None:
+        for _ in range(10):
+            for _ in client.chat.completions.create(**chat("hi"), stream=True):
+                pass
+
+    with ThreadPoolExecutor(10) as readers:
+        list(readers.map(read_ten_in_turn, range(10)))
+    assert backend.outcomes == {"succeeded": 100}
 
 
 async def test_the_async_client_reads_many_streams_at_once(site: Site) -> None:
