@@ -6,9 +6,11 @@ handed in.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -129,13 +131,15 @@ class Api:
         body = await read_body(request, DetokenizeRequest, self._limits.max_body_bytes)
         offer = self._offers.find(body.model, request.state.tenant)
         check_ids(body.tokens, await offer.model(request.state.tenant), "tokens")
-        return _json({"prompt": offer.text_of(body.tokens, skip_special_tokens=False)})
+        read = partial(offer.text_of, body.tokens, skip_special_tokens=False)
+        return _json({"prompt": await asyncio.to_thread(read)})
 
     async def chat_completions(self, request: Request) -> Response:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
         offer = self._offer_for(body, request, prompts=1)
         model = await offer.model(request.state.tenant)
         tools = body.offered_tools
+        grammar = await grammar_of(body, model)  # before large tools are written down
         text, prompt_ids = await offer.encoder.chat(
             body.messages, model.max_model_len, tools, body.chat_template_kwargs
         )
@@ -146,15 +150,17 @@ class Api:
             reasoning=offer.reasoning,
             thinking=offer.reasoning is not None and offer.reasoning.is_open(text),
         )
-        return await self._answer(request, body, offer, model, prompts, shape)
+        return self._answer(request, body, offer, model, prompts, shape, grammar)
 
     async def completions(self, request: Request) -> Response:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
         offer = self._offer_for(body, request, len(body.prompt))
         model = await offer.model(request.state.tenant)
         prompts = [await _prompt_ids(prompt, offer, model) for prompt in body.prompt]
-        shape = CompletionShape(_telling(offer, body), _echoes(offer, body, prompts))
-        return await self._answer(request, body, offer, model, prompts, shape)
+        grammar = await grammar_of(body, model)
+        echoes = await asyncio.to_thread(_echoes, offer, body, prompts) if body.echo else ()
+        shape = CompletionShape(_telling(offer, body), echoes)
+        return self._answer(request, body, offer, model, prompts, shape, grammar)
 
     def _offer_for(self, body: GenerationRequest, request: Request, prompts: int) -> Offer:
         """The model that the request names.
@@ -171,7 +177,7 @@ class Api:
             raise invalid(message, "prompt")
         return offer
 
-    async def _answer(
+    def _answer(
         self,
         request: Request,
         body: GenerationRequest,
@@ -179,13 +185,13 @@ class Api:
         model: ServedModel,
         prompts: Sequence[tuple[int, ...]],
         shape: Shape,
+        grammar: str,
     ) -> Response:
         """n choices for each prompt. What can be refused has been when this returns."""
         timeout_s = timeout_of(request.headers)
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
-        grammar = await grammar_of(body, model)
         for prompt_ids in prompts:
             first = sampling(body, len(prompt_ids), model, self._limits, bad, grammar)
             for number in range(body.choices_per_prompt):
@@ -207,8 +213,9 @@ class Api:
 
     def _log_unknown(self, body: GenerationRequest) -> None:
         """Tell of a field that is ignored, once per name: it may be a typing error."""
-        names = {name[:64] for name in body.unknown_fields()} - self._names_logged
-        for name in sorted(names)[: MAX_NAMES_LOGGED - len(self._names_logged)]:
+        names = {name[:64] for name in body.unknown_fields()[:MAX_NAMES_LOGGED]}
+        room = MAX_NAMES_LOGGED - len(self._names_logged)
+        for name in sorted(names - self._names_logged)[:room]:
             self._names_logged.add(name)
             logger.warning("ignored the unknown request field %r", name)
 
@@ -241,10 +248,10 @@ def _telling(offer: Offer, body: GenerationRequest) -> Telling:
 def _echoes(
     offer: Offer, body: CompletionRequest, prompts: Sequence[tuple[int, ...]]
 ) -> list[Echo]:
-    """What each choice that is shown begins with: its prompt, if it is to be echoed."""
+    """What each choice that is shown begins with: its prompt."""
     echoes: list[Echo] = []
     skip = body.skip_special_tokens is not False
-    for prompt, ids in zip(body.prompt, prompts, strict=True) if body.echo else ():
+    for prompt, ids in zip(body.prompt, prompts, strict=True):
         text = prompt if isinstance(prompt, str) else offer.text_of(ids, skip_special_tokens=skip)
         told = body.logprobs is not None
         offsets = offer.offsets(ids, skip_special_tokens=skip) if told else ()

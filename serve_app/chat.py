@@ -27,7 +27,10 @@ Turns: TypeAlias = "list[dict[str, Any]]"
 logger = logging.getLogger(__name__)
 
 INLINE_CHARS = 4096
-"""A longer text is tokenised in a thread: the event loop serves other streams meanwhile."""
+"""A longer text is written and tokenised in a thread: the event loop serves other streams
+meanwhile."""
+INLINE_TURN = 100
+"""Characters that take as long to write as a turn does by itself."""
 
 
 class PromptEncoder:
@@ -77,21 +80,34 @@ class PromptEncoder:
         """
         if self._tokenizer.chat_template is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
+        write = partial(self._write, messages, tools, variables)
+        plain = not (tools or variables or any(turn.tool_calls for turn in messages))
+        if plain and sum(INLINE_TURN + len(turn.content) for turn in messages) <= INLINE_CHARS:
+            text = write()
+        else:
+            text = await asyncio.to_thread(write)
+        encode = partial(self._special.encode, text)
+        text = self._special.without_marks(text)
+        return text, await self._encode(text, encode, max_model_len, "messages")
+
+    def _write(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Function],
+        variables: Mapping[str, Any],
+    ) -> str:
+        """The conversation by the template, with marks. Raises ApiError if that refuses it."""
         offered = [_described(tool) for tool in tools]
         try:
             if self._knows_tools:
                 turns = [_native(turn) for turn in messages]
             else:
                 turns, offered = _with_instructions(messages, offered), []
-            given = self._special.mark([turns, offered, variables])
-            text = self._render(*given)
+            return self._render(*self._special.mark([turns, offered, variables]))
         except Exception:
             # A template is code of the model's authors, and raises whatever it likes.
             message = "The chat template of this model refuses the conversation."
             raise invalid(message, "messages") from None
-        encode = partial(self._special.encode, text)
-        text = self._special.without_marks(text)
-        return text, await self._encode(text, encode, max_model_len, "messages")
 
     async def text(
         self, text: str, max_model_len: int, *, add_special_tokens: bool = True

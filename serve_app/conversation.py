@@ -13,6 +13,8 @@ from serve_app.fields import Arguments, Content, unsupported
 from serve_app.unsupported import MESSAGE, Table, first_unsupported
 
 MAX_TOOLS = 128
+MAX_TURNS = 2048
+"""Messages of a conversation, as many as OpenAI takes."""
 
 
 class Fields(BaseModel):

@@ -24,6 +24,10 @@ MAX_BAD_WORDS = 32
 MAX_BAD_WORD_CHARS = 128
 MAX_BIAS = 100
 MAX_CHOICES = 1000
+MAX_PROMPTS = 2048
+"""As many as OpenAI takes; the server's own limit is lower by default."""
+MAX_TEMPLATE_CHARS = 64 * 1024
+"""Of a template's variables as JSON."""
 RESERVED = frozenset(signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {
     "messages"
 }
@@ -98,6 +102,8 @@ def as_prompts(value: object) -> list[Prompt]:
     if isinstance(value, list) and value:
         if _is_ids(value):
             return [value]
+        if len(value) > MAX_PROMPTS:
+            raise fault(f"must be at most {MAX_PROMPTS} prompts")
         if all(isinstance(item, str) for item in value) or all(map(_is_ids, value)):
             return value
     raise fault("must be a text, a list of token ids, or a list of texts or of such lists")
@@ -156,6 +162,8 @@ def as_template_kwargs(value: object) -> Mapping[str, Any]:
         raise fault("must be an object")
     if RESERVED & value.keys():
         raise fault("must not set what the server sets: the template, its messages and tools")
+    if len(json.dumps(value)) > MAX_TEMPLATE_CHARS:
+        raise fault(f"must not be larger than {MAX_TEMPLATE_CHARS} characters of JSON")
     return value
 
 

@@ -6,12 +6,12 @@ does not define are ignored. The module knows neither HTTP nor what happens to a
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, model_validator
 
 from replica.messages import MAX_LOGPROBS
-from serve_app.conversation import MAX_TOOLS, Fields, Function, Message, Tool
+from serve_app.conversation import MAX_TOOLS, MAX_TURNS, Fields, Function, Message, Tool
 from serve_app.fields import (
     MAX_STOP_TOKEN_IDS,
     BadWords,
@@ -28,6 +28,9 @@ from serve_app.fields import (
 from serve_app.limits import Limits
 from serve_app.unsupported import CHAT, COMPLETION, IGNORED
 
+Messages: TypeAlias = Annotated[
+    list[Message], Field(min_length=1, max_length=MAX_TURNS, fail_fast=True)
+]
 STRUCTURES = (
     "response_format",
     "guided_json",
@@ -158,7 +161,7 @@ class GenerationRequest(Fields):
 class ChatRequest(GenerationRequest):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    messages: Messages
     max_completion_tokens: Any = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -267,7 +270,7 @@ class TokenizeRequest(Fields):
 
     model: str | None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     """Those that the model expects around a plain text."""
 
@@ -282,4 +285,4 @@ class DetokenizeRequest(Fields):
     """Body of POST /detokenize."""
 
     model: str | None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]

@@ -267,6 +267,15 @@ def test_a_model_must_be_named(http: httpx.Client, path: str) -> None:
     assert (error["type"], error["param"]) == ("invalid_request_error", "model")
 
 
+def test_messages_are_bounded_in_number(http: httpx.Client) -> None:
+    """As OpenAI's are: writing hundreds of thousands down takes seconds."""
+    turn = {"role": "user", "content": ""}
+    error = refused(http.post(CHAT, json=chat(messages=[turn] * 2049)))
+    assert error["param"] == "messages"
+    most = [{"role": "user", "content": "hello"}, *[turn] * 2047]
+    assert http.post(CHAT, json=chat(messages=most)).status_code == 200
+
+
 def test_an_unlimited_chat_answer_has_a_default(http: httpx.Client) -> None:
     """C31: min(default, room); the default of these tests is 50."""
     for length, expected in ((100, 50), (190, 10)):

@@ -12,12 +12,14 @@ from tests.serve_app.asking import CHAT, chat, refused
 from tests.serve_app.text import TextBackend
 
 TOOL = {"type": "function", "function": {"name": "f"}}
+BIG = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] * 100_000}}}
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         *[({"tools": tools}, "tools") for tools in (1, {}, [1], [{}], [TOOL] * 129, [TOOL, TOOL])],
+        ({"tools": [BIG]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
@@ -26,7 +28,10 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ({"tool_choice": TOOL}, "tool_choice"),
         *[
             ({"chat_template_kwargs": value}, "chat_template_kwargs")
-            for value in (1, [], "a", {"chat_template": "x"}, {"messages": []}, {"tools": []})
+            for value in (
+                *(1, [], "a", {"chat_template": "x"}, {"messages": []}, {"tools": []}),
+                {"a": [1] * 1_000_000},
+            )
         ],
         *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
         (

@@ -10,7 +10,7 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from serve_app.chat import INLINE_CHARS, PromptEncoder
-from serve_app.conversation import Message
+from serve_app.conversation import Function, Message
 from serve_app.errors import ApiError
 from tests.serve_app.text import byte_tokenizer
 
@@ -82,10 +82,9 @@ async def test_no_request_pays_for_compiling(monkeypatch: pytest.MonkeyPatch) ->
     assert (await encoder.chat([message("hi")], 100))[1] == tuple(b"hi")
 
 
-@pytest.mark.parametrize("length", [INLINE_CHARS, INLINE_CHARS + 1])
-async def test_a_long_text_leaves_the_event_loop_free(
-    encoder: PromptEncoder, monkeypatch: pytest.MonkeyPatch, length: int
-) -> None:
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """In which work was done that could have been done on the event loop."""
     threads: list[threading.Thread] = []
     to_thread = asyncio.to_thread
 
@@ -97,10 +96,42 @@ async def test_a_long_text_leaves_the_event_loop_free(
         return await to_thread(run)
 
     monkeypatch.setattr(asyncio, "to_thread", noted)
+    return threads
+
+
+@pytest.mark.parametrize("length", [INLINE_CHARS, INLINE_CHARS + 1])
+async def test_a_long_text_leaves_the_event_loop_free(
+    encoder: PromptEncoder, threads: list[threading.Thread], length: int
+) -> None:
     assert len(await encoder.text("a" * length, 10**6)) == length
     assert [thread is not threading.main_thread() for thread in threads] == [True] * (
         length > INLINE_CHARS
     )
+
+
+CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("turns", "more"),
+    [
+        ([message("a")] * 100, {}),
+        ([message("a" * INLINE_CHARS)], {}),
+        ([Message.model_validate({"role": "assistant", "tool_calls": [CALL]})], {}),
+        ([message("a")], {"tools": [Function(name="f")]}),
+        ([message("a")], {"variables": {"a": [1]}}),
+    ],
+    ids=["many", "long", "calls", "tools", "variables"],
+)
+async def test_a_large_conversation_leaves_the_event_loop_free(
+    encoder: PromptEncoder, threads: list[threading.Thread], turns: list[Message], more: Any
+) -> None:
+    """Templates are slow, and a neighbour's stream waits for whoever holds the loop."""
+    await encoder.chat([message("a")] * 10, 10**6)
+    assert threads == []
+    await encoder.chat(turns, 10**6, **more)
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_what_is_far_too_long_is_refused_without_tokenising(
