@@ -6,34 +6,21 @@ Every request here goes over HTTP; only Ray and the router are left out.
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import openai
 import pytest
 import torch
 from msgspec.structs import replace
-from pydantic import BaseModel, Field
 
-from replica.config import EngineConfig
-from replica.engine import Engine
-from replica.grammars import Grammars
 from replica.messages import Submit
-from serve_app.backend import ServedModel
-from serve_app.limits import Limits
 from serve_app.parameters import sampling
 from serve_app.protocol import ChatRequest, CompletionRequest
-from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
-from tests.oracle import decoder_runner
+from tests.models import EOS_ID, VOCAB_SIZE
 from tests.reference import Reference
-from tests.serve_app.conftest import KEY, Site, serve
-from tests.serve_app.real_engine import QueueChannel, RealEngine
-
-NAME = "tiny"
-MODEL = ServedModel(NAME, 1, VOCAB_SIZE, (EOS_ID,), 1500)
-LIMITS = Limits(default_max_tokens=20)
+from tests.serve_app.conftest import KEY, Site
+from tests.serve_app.tiny_site import LIMITS, MODEL, NAME, arguments, tiny_model, tiny_site
 
 PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -57,28 +44,11 @@ PARAMETERS: list[dict[str, Any]] = [
     {"temperature": 0.9, "stop": "o", "min_tokens": 4, "include_stop_str_in_output": True},
     {"temperature": 0.9, "allowed_token_ids": [*range(97, 123)]},
 ]
-EXTENSIONS = {
-    "allowed_token_ids",
-    "include_stop_str_in_output",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-    "prompt_logprobs",
-    "bad_words",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-}
-"""Parameters that OpenAI's client does not know by name."""
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    return random_model(seed=3, max_position_embeddings=2048)
+    return tiny_model()
 
 
 @pytest.fixture(scope="module")
@@ -88,30 +58,14 @@ def reference(model: Any) -> Reference:
 
 @pytest.fixture(scope="module")
 def real_site(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    folder = save(model, tmp_path_factory.mktemp("tiny"))
-    config = EngineConfig(model=folder, max_rows=6, kv_tokens=6000, block_size=4)
-    channel = QueueChannel()
-    runner = decoder_runner(folder, config.num_blocks, config.block_size)
-    grammars = Grammars(byte_tokenizer().backend_tokenizer.to_str(), VOCAB_SIZE, (EOS_ID,))
-    engine = Engine(
-        config, runner, channel, max_model_len=1500, eos_token_ids=(EOS_ID,), grammars=grammars
-    )
-    backend = RealEngine(engine, channel, MODEL)
-    with serve(backend, byte_tokenizer(), LIMITS) as site:
+    with tiny_site(model, tmp_path_factory.mktemp("tiny")) as site:
         yield site
-    backend.close()
 
 
 @pytest.fixture(scope="module")
 def client(real_site: Site) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{real_site.url}/v1", api_key=KEY, max_retries=0) as client:
         yield client
-
-
-def arguments(fields: dict[str, Any]) -> dict[str, Any]:
-    """As the client takes them."""
-    named = {name: value for name, value in fields.items() if name not in EXTENSIONS}
-    return named | {"extra_body": {n: v for n, v in fields.items() if n in EXTENSIONS}}
 
 
 def expected(reference: Reference, request: Any, prompt_ids: tuple[int, ...]) -> list[str]:
@@ -351,133 +305,3 @@ def test_best_of_takes_the_likeliest(client: openai.OpenAI, reference: Reference
     best = client.completions.create(model=NAME, best_of=4, **body)
     assert best.choices[0].text == max(all_four, key=mean).text
     assert len(best.choices) == 1
-
-
-class Order(BaseModel):
-    colour: Literal["red", "green"]
-    count: Annotated[int, Field(ge=0, le=99)]
-    tags: Annotated[list[Literal["a", "b"]], Field(max_length=3)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_schema_is_followed(client: openai.OpenAI, seed: int) -> None:
-    """With the client's own parsing of pydantic models; beside free answers."""
-    answer = client.chat.completions.parse(
-        model=NAME,
-        messages=[{"role": "user", "content": "Order!"}],
-        response_format=Order,
-        seed=seed,
-        max_tokens=100,
-    )
-    message = answer.choices[0].message
-    assert isinstance(message.parsed, Order)
-    assert answer.choices[0].finish_reason == "stop"
-    with client.chat.completions.stream(
-        model=NAME,
-        messages=[{"role": "user", "content": "Order!"}],
-        response_format=Order,
-        seed=seed,
-        max_tokens=100,
-    ) as stream:
-        final = stream.get_final_completion()
-    assert final.choices[0].message.content == message.content
-
-
-@pytest.mark.parametrize(
-    ("fields", "pattern"),
-    [
-        ({"guided_regex": "[0-9]{3}-(left|right)"}, r"[0-9]{3}-(left|right)"),
-        (
-            {"guided_choice": ["yes.", "no (never)", "vielleicht\n"]},
-            r"yes\.|no \(never\)|vielleicht\n",
-        ),
-        ({"guided_grammar": 'start: "<" /[a-c]{2}/ ">"'}, "<[a-c]{2}>"),
-        ({"guided_json": '{"enum": ["a b", 1]}'}, r'"a b"|1'),
-        ({"guided_json": {"type": "boolean"}, "n": 2, "bad_words": ["true"]}, "false"),
-    ],
-)
-def test_guided_output(client: openai.OpenAI, fields: dict[str, Any], pattern: str) -> None:
-    body = {"prompt": "Once upon", "max_tokens": 40, "temperature": 1.5, "seed": 4, **fields}
-    answer = client.completions.create(model=NAME, **arguments(body))
-    for choice in answer.choices:
-        assert re.fullmatch(pattern, choice.text)
-        assert choice.finish_reason == "stop"
-
-
-def test_a_grammar_that_grows_too_complex_is_the_clients_fault(client: openai.OpenAI) -> None:
-    """It can be compiled; where it leads shows while the answer is generated."""
-    body = {"prompt": "Once upon", "max_tokens": 24, "guided_regex": "(a{1000}){1000}"}
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model=NAME, **arguments(body))
-    assert caught.value.code == "grammar_too_complex"
-
-
-def test_any_object_is_json(client: openai.OpenAI) -> None:
-    """A random model says anything: what it said until the limit begins an object."""
-    answer = client.chat.completions.create(
-        model=NAME,
-        messages=[{"role": "user", "content": "JSON"}],
-        response_format={"type": "json_object"},
-        max_tokens=50,
-        seed=1,
-    )
-    text = answer.choices[0].message.content or ""
-    assert text.startswith("{")
-    if answer.choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(text), dict)
-
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"enum": ["Bonn", "Rome"]}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        },
-    },
-    {"type": "function", "function": {"name": "now"}},
-]
-
-
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
-def test_calls_are_made_as_asked_for(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
-    body: dict[str, Any] = {
-        "messages": [{"role": "user", "content": "?"}],
-        "tools": TOOLS,
-        "tool_choice": choice,
-        "parallel_tool_calls": parallel,
-        "max_tokens": 300,
-        "seed": 5,
-    }
-    answer = client.chat.completions.create(model=NAME, **body).choices[0]
-    calls = answer.message.tool_calls or []
-    assert answer.finish_reason == "tool_calls"
-    assert calls
-    assert len(calls) == 1 or (parallel and choice == "required")
-    for call in calls:
-        wanted = {"weather": ({"city": "Bonn"}, {"city": "Rome"}), "now": ({},)}
-        assert json.loads(call.function.arguments) in wanted[call.function.name]
-        assert choice == "required" or call.function.name == "now"
-    with client.chat.completions.stream(model=NAME, **body) as stream:
-        streamed = stream.get_final_completion().choices[0].message.tool_calls or []
-    assert [c.function.arguments for c in streamed] == [c.function.arguments for c in calls]
-
-
-@pytest.mark.parametrize("schema", [None, {"type": "boolean"}])
-def test_text_or_calls(client: openai.OpenAI, schema: Any) -> None:
-    """Free text stays free; a schema and tools together allow either."""
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}], "seed": 5}
-    if schema:
-        form = {"name": "b", "schema": schema}
-        body["response_format"] = {"type": "json_schema", "json_schema": form}
-    answer = client.chat.completions.create(model=NAME, tools=TOOLS, max_tokens=300, **body)
-    message = answer.choices[0].message
-    if schema and not message.tool_calls:
-        assert message.content in ("true", "false")
-    assert message.content or message.tool_calls
