@@ -148,13 +148,14 @@ def test_blocks_and_rows_change_hands_safely(bench, overlap):
 
     runner = ScriptRunner(script)
     engine = bench(runner, overlap=overlap, max_rows=2, kv_tokens=64, prefix_cache=False)
-    engine.run(*(submit(f"r{i}", range(3, 4 + i % 3), max_tokens=9) for i in range(40)))
-    owner: dict[int, str] = {}
-    for batch in runner.batches:  # what each step wrote, in the order of execution
-        assert len(set(batch.rows.tolist())) == len(batch.rows)
-        for row, sequence in zip(batch.rows.tolist(), batch.sequences, strict=True):
-            owner[row] = sequence.request_id
-    assert len(engine.endings()) == 40
+    prompts = {f"r{i}": range(3, 4 + i % 3) for i in range(40)}
+    outputs = engine.run(*(submit(name, prompts[name], max_tokens=9) for name in prompts))
+    for name, prompt in prompts.items():
+        tokens = [script(name, position) for position in range(len(prompt), len(prompt) + 9)]
+        length = tokens.index(EOS) + 1 if EOS in tokens else 9
+        assert outputs[name] == tokens[:length]
+    ended = [batch.rows.tolist() for batch in runner.batches]  # in the order of execution
+    assert all(len(set(rows)) == len(rows) for rows in ended)
 
 
 @BOTH
@@ -279,6 +280,25 @@ def test_masks_see_every_sampled_token_and_touch_no_neighbour(bench, overlap):
             expected.append(ruled if i % 2 else counting("", 1 + i + j))
         assert outputs[f"r{i}"] == expected
     assert engine.engine.stats().preemptions > 0
+
+
+@BOTH
+def test_cancelling_a_full_queue_frees_what_prefixes_had_pinned(bench, overlap):
+    """R26: rows, blocks and the cache are as before, and serve the next one."""
+    engine = bench(overlap=overlap, max_rows=2, kv_tokens=64, prefix_cache=True)
+    shared = range(3, 15)
+    engine.run(submit("warm", shared, max_tokens=1))
+    names = [f"r{i}" for i in range(30)]
+    for count, name in enumerate(names):
+        engine.send(submit(name, [*shared, 20 + count % 3], max_tokens=40))
+        engine.step(count % 3)
+    engine.send(*(Abort(request_id=name) for name in names))
+    engine.run()
+    assert set(engine.endings().values()) == {"length", "abort"}
+    engine.check_released()
+    engine.run(submit("next", shared, max_tokens=2))
+    assert engine.endings()["next"] == "length"
+    assert [o.cached_tokens for o in engine.reported if o.request_id == "next"][-1] == 8
 
 
 @BOTH

@@ -119,6 +119,21 @@ def test_draws_follow_the_exact_distribution(options, kept):
     assert chi_square(draws, expected) < 95  # p < 1e-4 at 49 degrees of freedom
 
 
+def test_rows_with_and_without_top_k_share_a_batch():
+    """R04: each row draws from its own set, whatever its neighbours' are."""
+    sets = [1, 0, -1, VOCAB + 7, 5]
+    count = 5_000 * len(sets)
+    draws = sample(LOGITS.expand(count, -1), top_k=sets * 5_000, seed=list(range(count)))
+    probabilities = LOGITS.softmax(-1)
+    assert set(draws[::5]) == {int(LOGITS.argmax())}
+    for place in (1, 2, 3):
+        assert chi_square(draws[place::5], probabilities) < 95
+    best = probabilities.topk(5)
+    five = torch.zeros(VOCAB).index_put((best.indices,), best.values / best.values.sum())
+    assert set(draws[4::5]) == set(best.indices.tolist())
+    assert chi_square(draws[4::5], five) < 30
+
+
 def test_greedy_and_top_k_1_take_the_most_likely():
     best = int(LOGITS.argmax())
     assert sample(LOGITS[None], temperature=0.0) == [best]
