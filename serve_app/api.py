@@ -144,11 +144,12 @@ class Api:
             body.messages, model.max_model_len, tools, body.chat_template_kwargs
         )
         prompts = [check_prompt(prompt_ids, model, "messages")]
+        tags = None if body.is_bound else offer.reasoning
         shape = ChatShape(
             _telling(offer, body),
             reads_calls=bool(tools),
-            reasoning=offer.reasoning,
-            thinking=offer.reasoning is not None and offer.reasoning.is_open(text),
+            reasoning=tags,
+            thinking=tags is not None and tags.is_open(text),
         )
         return self._answer(request, body, offer, model, prompts, shape, grammar)
 

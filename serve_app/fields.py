@@ -123,7 +123,7 @@ def as_content(value: object, info: ValidationInfo) -> str:
 
 def _text_of_part(part: object) -> str:
     match part:
-        case {"type": "text", "text": str(text)}:
+        case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
             return text
     raise fault('only parts {"type": "text", "text": ...} are supported')
 

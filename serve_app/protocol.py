@@ -197,6 +197,12 @@ class ChatRequest(GenerationRequest):
         return [function for function in functions if name in (None, function.name)]
 
     @property
+    def is_bound(self) -> bool:
+        """Whether the answer has a form from its first token on, so that nothing can precede it."""
+        calls = bool(self.offered_tools) and self.tool_mode != "auto"
+        return calls or self.structure is not None
+
+    @property
     def tool_mode(self) -> str:
         """What an answer that has tools looks like: "auto" text or calls, "required" calls, "one"
         a single call."""

@@ -37,8 +37,9 @@ async def test_a_conversation_is_written_by_the_template(
 
 
 async def test_text_parts_are_lines(encoder: PromptEncoder) -> None:
-    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    assert (await encoder.chat([message(parts)], 100))[1] == tuple(b"one\ntwo")
+    """So is what an earlier answer refused with."""
+    parts = [{"type": "text", "text": "one"}, {"type": "refusal", "refusal": "two"}]
+    assert (await encoder.chat([message(parts, "assistant")], 100))[1] == tuple(b"one\ntwo")
 
 
 async def test_a_template_that_refuses_is_a_bad_request_without_its_words(

@@ -85,6 +85,36 @@ def test_the_client_gets_them_apart(thinking: Site, per_delta: int, calls: bool)
     assert len(message.tool_calls or []) == made == calls
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "bound"),
+    [
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"tools": [WEATHER], "tool_choice": "required"}, True),
+        ({"tools": [WEATHER]}, False),
+        ({}, False),
+    ],
+    ids=str,
+)
+def test_where_the_template_begins_thoughts_a_form_leaves_no_room_for_them(
+    thinking: Site, fields: dict[str, Any], bound: bool, stream: bool
+) -> None:
+    """A grammar never gets to the end of the thoughts: its answer would be taken for one."""
+    backend = thinking.backend
+    backend.reset()
+    backend.skip_until = "{}"
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    opening = [{"role": "user", "content": "{}"}, {"role": "assistant", "content": "<think>"}]
+    body = chat(messages=opening, max_tokens=2, **fields)
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key=KEY) as client:
+        if stream:
+            chunks = client.chat.completions.create(**body, stream=True)
+            content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        else:
+            content = client.chat.completions.create(**body).choices[0].message.content or ""
+    assert content == ("{}" if bound else "")
+
+
 def test_other_models_say_everything(client: openai.OpenAI) -> None:
     text = "<think>a</think>b"
     body = chat(messages=[{"role": "user", "content": text}])
