@@ -21,7 +21,7 @@ from serve_app.auth import BearerAuth, FindTenant
 from serve_app.backend import Generation, ServedModel, Unavailable
 from serve_app.body import read_body
 from serve_app.choices import Choice
-from serve_app.deadline import timeout_of
+from serve_app.deadline import TimeLimit, within
 from serve_app.edge import Edge
 from serve_app.errors import invalid
 from serve_app.fields import Prompt
@@ -135,6 +135,23 @@ class Api:
         return _json({"prompt": await asyncio.to_thread(read)})
 
     async def chat_completions(self, request: Request) -> Response:
+        limit = TimeLimit(request.headers)
+        with within(limit.left_s):
+            answer, body = await self._chat(request)
+        return self._respond(answer, body, limit)
+
+    async def completions(self, request: Request) -> Response:
+        limit = TimeLimit(request.headers)
+        with within(limit.left_s):
+            answer, body = await self._completion(request)
+        return self._respond(answer, body, limit)
+
+    def _respond(self, answer: Answer, body: GenerationRequest, limit: TimeLimit) -> Response:
+        if body.stream:
+            return EventStream(answer.events(body.include_usage, self._pace, limit.left_s))
+        return PlainAnswer(answer.whole, limit.left_s)
+
+    async def _chat(self, request: Request) -> tuple[Answer, ChatRequest]:
         body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
         offer = self._offer_for(body, request, prompts=1)
         model = await offer.model(request.state.tenant)
@@ -151,9 +168,9 @@ class Api:
             reasoning=tags,
             thinking=tags is not None and tags.is_open(text),
         )
-        return self._answer(request, body, offer, model, prompts, shape, grammar)
+        return self._answer(request, body, offer, model, prompts, shape, grammar), body
 
-    async def completions(self, request: Request) -> Response:
+    async def _completion(self, request: Request) -> tuple[Answer, CompletionRequest]:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
         offer = self._offer_for(body, request, len(body.prompt))
         model = await offer.model(request.state.tenant)
@@ -161,7 +178,7 @@ class Api:
         grammar = await grammar_of(body, model)
         echoes = await asyncio.to_thread(_echoes, offer, body, prompts) if body.echo else ()
         shape = CompletionShape(_telling(offer, body), echoes)
-        return self._answer(request, body, offer, model, prompts, shape, grammar)
+        return self._answer(request, body, offer, model, prompts, shape, grammar), body
 
     def _offer_for(self, body: GenerationRequest, request: Request, prompts: int) -> Offer:
         """The model that the request names.
@@ -187,9 +204,8 @@ class Api:
         prompts: Sequence[tuple[int, ...]],
         shape: Shape,
         grammar: str,
-    ) -> Response:
+    ) -> Answer:
         """n choices for each prompt. What can be refused has been when this returns."""
-        timeout_s = timeout_of(request.headers)
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
@@ -207,10 +223,7 @@ class Api:
                 )
                 text = _new_text(offer, body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))
-        answer = Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply)
-        if body.stream:
-            return EventStream(answer.events(body.include_usage, self._pace, timeout_s))
-        return PlainAnswer(answer.whole, timeout_s)
+        return Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply)
 
     def _log_unknown(self, body: GenerationRequest) -> None:
         """Tell of a field that is ignored, once per name: it may be a typing error."""

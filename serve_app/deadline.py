@@ -33,6 +33,19 @@ def timeout_of(headers: Headers) -> float | None:
     return seconds
 
 
+class TimeLimit:
+    """What a request has left of its time, which runs from now on. Raises as `timeout_of`."""
+
+    def __init__(self, headers: Headers) -> None:
+        timeout_s = timeout_of(headers)
+        self._ends = None if timeout_s is None else anyio.current_time() + timeout_s
+
+    @property
+    def left_s(self) -> float | None:
+        """None for no limit; negative once it is over."""
+        return None if self._ends is None else self._ends - anyio.current_time()
+
+
 @contextmanager
 def within(timeout_s: float | None) -> Iterator[None]:
     """Raises ApiError if the block takes longer, and cancels what it awaits."""

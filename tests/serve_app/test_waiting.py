@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx
 import openai
 import pytest
@@ -27,6 +29,26 @@ def test_a_request_may_limit_its_own_time(
     assert reply.json()["error"]["code"] == "timeout"
     site.wait_until_idle(0.5)
     assert backend.outcomes == {"cancelled": 1}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_time_runs_while_a_model_is_waited_for(
+    http: httpx.Client,
+    backend: TextBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    streamed: bool,
+) -> None:
+    """Where none of its replicas runs, one has to start first."""
+
+    async def never() -> None:
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(backend, "model", never)
+    body = chat("hello", stream=streamed, prompt="hello")
+    reply = http.post(path, json=body, headers={"X-Request-Timeout": "0.05"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
 
 
 def test_time_that_ends_within_a_stream_is_an_error_event(
