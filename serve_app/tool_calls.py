@@ -81,7 +81,8 @@ class ToolCallReader:
             elif self._reading == "name":
                 yield from self._begin()
             else:
-                yield CallDelta(self.calls - 1, None, None, self._until(END, "content", last))
+                if arguments := self._until(END, "content", last):
+                    yield CallDelta(self.calls - 1, None, None, arguments)
             if before == (len(self._buffer), self._reading):
                 return
 

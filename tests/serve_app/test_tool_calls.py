@@ -51,6 +51,7 @@ def test_calls_are_read_however_the_text_is_cut(
         at += size
     parts.append(reader.push("", last=True))
     assert joined(parts) == (content, calls)
+    assert all(delta.id or delta.arguments for _, deltas in parts for delta in deltas)
 
 
 def test_what_comes_at_once_of_a_call_is_one_delta() -> None:
