@@ -14,14 +14,7 @@ from replica.messages import Sampling, Submit
 from router.messages import Outcome
 from serve_app import admission_client, engine_host, fleet, replica_link
 from serve_app.admission_client import AdmissionClient
-from serve_app.backend import (
-    EngineFailure,
-    Enough,
-    Generation,
-    Refused,
-    ShuttingDown,
-    Unavailable,
-)
+from serve_app.backend import EngineFailure, Enough, Generation, Refused, ShuttingDown, Unavailable
 from serve_app.fleet import Fleet
 from serve_app.step_streams import StepStreams
 from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
