@@ -47,7 +47,7 @@ class EngineConfig:
     no longer for their next token. With null, `max_step_tokens` alone bounds a step."""
     prefix_cache: bool = True
     cache_dir: str = "~/.cache/fairstream"
-    """Folder for what a start measured and compiled on a GPU: the next one takes it from there."""
+    """Folder for what a start measured and compiled: the next one takes it from there."""
     overlap: bool = True
     """Prepare step N+1 while step N runs. Off is the synchronous baseline."""
 

@@ -77,11 +77,15 @@ def _compile(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         objects = [str(Path(name).with_suffix(".o")) for name in SOURCES]
+        # Nothing but this folder need be writable.
+        environment = os.environ | {"TMPDIR": folder}
         for command in (
             [compiler, *COMPILE, *(str(FOLDER / name) for name in SOURCES)],
             [compiler, *LINK, *objects, "-o", path.name],
         ):
-            subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder)
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, cwd=folder, env=environment
+            )
         Path(folder, path.name).replace(path)
 
 
