@@ -225,7 +225,10 @@ class Quota:
             reason = "what is left of the budget is held by requests that run"
             return Denial(RefusalKind.RATE, reason, max(wait_s, SOON_S))
         last = max(short, key=lambda budget: budget.current(wall).ends_at)
-        reason = f"the budget of this {last.period} is spent ({_dollars(last.limit)})"
+        reason = (
+            f"what is left of the budget of this {last.period} ({_dollars(last.limit)})"
+            " does not pay for this request"
+        )
         return Denial(RefusalKind.BUDGET, reason, max(wait_s, last.current(wall).ends_at - wall))
 
     def _over_rate(self, tokens: float, now: float) -> str:

@@ -90,8 +90,10 @@ class AdminApi:
         rows = [_told(row, report.dollars_per_hour) for row in report.rows]
         match query.get("format", "json"):
             case "json":
-                cost = _told_cost(report.cost)
-                return _json({"from": start, "to": end, "data": rows, "cost": cost})
+                told: dict[str, Any] = {"from": start, "to": end, "data": rows}
+                if "tenant" not in query:  # the cost is that of all together
+                    told["cost"] = _told_cost(report.cost)
+                return _json(told)
             case "csv":
                 return _csv(rows)
         raise invalid("format must be json or csv", "format")

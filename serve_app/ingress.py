@@ -25,7 +25,7 @@ from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
 from serve_app.backend import ShuttingDown
-from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
+from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway, log_no_call_to_self
 from serve_app.disconnects import Disconnects
 from serve_app.fleet import Fleet
 from serve_app.offers import Offer
@@ -68,6 +68,7 @@ class Ingress:
         }
         itself = serve.get_deployment_handle(context.deployment, context.app_name)
         self._itself = itself.options(_by_reference=False)
+        log_no_call_to_self(self.is_here.__name__)
         self._departure = Departure(self._call_self, config.grace_s)
         self._watch = background.start(self._watch_departure(), "departure")
         self._client.start()

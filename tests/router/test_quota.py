@@ -125,7 +125,7 @@ def test_money_is_held_at_the_worst_case_and_caps_the_answer():
     assert desk.hold(prompt=8, output=5).max_tokens == 1
     spent = desk_of(daily_budget=11e-6).hold(prompt=10, output=1)
     assert spent.kind is RefusalKind.BUDGET
-    assert "budget of this day" in spent.reason
+    assert "left of the budget of this day" in spent.reason
 
 
 def test_a_refund_leaves_no_trace():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 import httpx
@@ -11,7 +12,7 @@ from ray.serve.exceptions import ReplicaUnavailableError
 from starlette.types import Receive, Scope, Send
 
 from serve_app import departure as module
-from serve_app.departure import Departure, TurnAway
+from serve_app.departure import Departure, TurnAway, log_no_call_to_self
 
 
 class Serve:
@@ -108,3 +109,16 @@ async def test_new_requests_are_told_to_come_again(monkeypatch: pytest.MonkeyPat
     assert answer.headers["Retry-After"] == "1"
     assert answer.json()["error"]["code"] == "unavailable"
     assert (await ask(leaves, "/health")).status_code == 200
+
+
+def test_serve_logs_no_call_of_a_process_to_itself(caplog: pytest.LogCaptureFixture) -> None:
+    logs = logging.getLogger("ray.serve")
+    before = list(logs.filters)
+    log_no_call_to_self("is_here")
+    try:
+        with caplog.at_level(logging.INFO, "ray.serve"):
+            for line in ("CALL is_here OK 0.7ms", "CALL is_here ERROR 0.7ms", "POST /v1/x 200 9ms"):
+                logs.info(line)
+    finally:
+        logs.filters[:] = before
+    assert caplog.messages == ["CALL is_here ERROR 0.7ms", "POST /v1/x 200 9ms"]

@@ -322,6 +322,9 @@ async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> No
             span = {"from": "2027-01-01", "to": "2028-01-01T00:00:00Z"}
             told = (await client.get("/admin/usage", params=span)).json()
             usage, cost = told["data"], told["cost"]
+            of_one = (await client.get("/admin/usage", params=span | {"tenant": "a"})).json()
+            assert [row["tenant"] for row in of_one["data"]] == ["a"]
+            assert "cost" not in of_one
             assert [(row["tenant"], row["output_tokens"]) for row in usage] == [
                 ("a", 10),
                 ("b", 10),
