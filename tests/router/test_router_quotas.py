@@ -75,7 +75,7 @@ def test_a_grant_says_how_much_output_is_paid_for():
     assert "held by requests that run" in refusal.reason
     desk.sync(endings=(ending(info(), produced=15),))
     [refusal] = desk.sync(info("z")).refusals
-    assert (refusal.kind, "spent" in refusal.reason) == (RefusalKind.BUDGET, True)
+    assert (refusal.kind, "does not pay" in refusal.reason) == (RefusalKind.BUDGET, True)
 
 
 @pytest.mark.parametrize(
