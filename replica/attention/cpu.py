@@ -173,16 +173,18 @@ class PagedAttention:
         first = 0
         for row, count in enumerate(metadata.query_lens):
             tokens = slice(first, first := first + count)
-            if count == 1:
-                continue
-            length = metadata.context_lens[row]
-            positions = torch.arange(length)
-            beyond = positions > positions[-count:, None]
-            yield _Chunk(
-                tokens=tokens,
-                slots=self._slots(metadata.block_tables[row, None], positions[None]),
-                mask=self._mask(beyond) if count < length else None,
-            )
+            if count > 1:
+                yield self._chunk(metadata, row, tokens)
+
+    def _chunk(self, metadata: AttentionMetadata, row: int, tokens: slice) -> Span:
+        count, length = metadata.query_lens[row], metadata.context_lens[row]
+        positions = torch.arange(length)
+        beyond = positions > positions[-count:, None]
+        return _Chunk(
+            tokens=tokens,
+            slots=self._slots(metadata.block_tables[row, None], positions[None]),
+            mask=self._mask(beyond) if count < length else None,
+        )
 
     def _slots(self, tables: Tensor, positions: Tensor) -> Tensor:
         """Slots of the positions [N, L] of rows with the block tables [N, W], flattened."""

@@ -20,9 +20,13 @@ def supports(library: ctypes.CDLL, head_dim: int) -> bool:
     return bool(library.attends_over(head_dim))
 
 
+SMALL_CHUNK = 1 << 16
+"""Queries times keys. Torch is faster for larger chunks, and rounds differently."""
+
+
 @dataclass(frozen=True, slots=True)
-class _DecodeRows:
-    """N rows with one query each."""
+class _Queries:
+    """N queries, each over a context of its own."""
 
     tokens: slice | Tensor
     tables: Tensor
@@ -55,7 +59,8 @@ class _DecodeRows:
 
 
 class NativeAttention(PagedAttention):
-    """Prompt chunks are left to torch."""
+    """Large prompt chunks are left to torch. The others take the way of decode rows, so that a
+    token has the same bits however it got into the pool."""
 
     def __init__(self, cache: KVCache, num_heads: int, library: ctypes.CDLL) -> None:
         super().__init__(cache, num_heads)
@@ -85,10 +90,22 @@ class NativeAttention(PagedAttention):
 
     def _decode_rows(self, metadata: AttentionMetadata, decoding: list[int]) -> Iterator[Span]:
         lengths = metadata.context_lens
-        yield _DecodeRows(
+        yield _Queries(
             tokens=selection(metadata.first_tokens(decoding)),
             tables=metadata.block_tables[selection(decoding)],
             contexts=torch.tensor([lengths[row] for row in decoding]),
+            block_size=self._block_size,
+            kernel=self._attend,
+        )
+
+    def _chunk(self, metadata: AttentionMetadata, row: int, tokens: slice) -> Span:
+        count, length = metadata.query_lens[row], metadata.context_lens[row]
+        if count * length > SMALL_CHUNK:
+            return super()._chunk(metadata, row, tokens)
+        return _Queries(
+            tokens=tokens,
+            tables=metadata.block_tables[row].expand(count, -1),
+            contexts=torch.arange(length - count + 1, length + 1),
             block_size=self._block_size,
             kernel=self._attend,
         )

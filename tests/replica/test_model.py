@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from ctypes import CDLL
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -235,3 +236,17 @@ def linear_layers(decoder: Decoder) -> list[Linear]:
 def test_the_decoder_keeps_no_gradients(tiny: tuple[PreTrainedModel, str]) -> None:
     decoder = load_decoder(tiny[1], None, torch.float32, CPU)
     assert not any(parameter.requires_grad for parameter in decoder.parameters())
+
+
+def test_a_token_gives_the_same_bits_however_its_prompt_was_cut(
+    tiny: tuple[PreTrainedModel, str], kernels: CDLL
+) -> None:
+    """So that an answer goes on elsewhere as it would have here."""
+    decoder = load_decoder(tiny[1], None, torch.float32, CPU)
+    pack(decoder, NativeOps(kernels, torch.float32))
+    tokens = prompt(120)
+    whole = PagedModel(decoder).run({"a": tokens})["a"]
+    model = PagedModel(decoder, seed=1)
+    cuts = [0, 50, 51, 52, 60, 119, 120]
+    parts = [model.run({"a": tokens[a:b]})["a"] for a, b in pairwise(cuts)]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=0)
