@@ -15,13 +15,12 @@ from replica.cpu.library import Kernel, kernel
 from replica.kv_cache import KVCache
 from replica.rotary import QKNorm, Rotation
 
+SMALL_CHUNK = 1 << 16
+"""Queries times keys. Torch is faster for larger chunks, and rounds differently."""
+
 
 def supports(library: ctypes.CDLL, head_dim: int) -> bool:
     return bool(library.attends_over(head_dim))
-
-
-SMALL_CHUNK = 1 << 16
-"""Queries times keys. Torch is faster for larger chunks, and rounds differently."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +89,15 @@ class NativeAttention(PagedAttention):
 
     def _decode_rows(self, metadata: AttentionMetadata, decoding: list[int]) -> Iterator[Span]:
         lengths = metadata.context_lens
-        yield _Queries(
-            tokens=selection(metadata.first_tokens(decoding)),
-            tables=metadata.block_tables[selection(decoding)],
-            contexts=torch.tensor([lengths[row] for row in decoding]),
-            block_size=self._block_size,
-            kernel=self._attend,
-        )
+        tokens = selection(metadata.first_tokens(decoding))
+        tables = metadata.block_tables[selection(decoding)]
+        contexts = torch.tensor([lengths[row] for row in decoding])
+        yield _Queries(tokens, tables, contexts, self._block_size, self._attend)
 
     def _chunk(self, metadata: AttentionMetadata, row: int, tokens: slice) -> Span:
         count, length = metadata.query_lens[row], metadata.context_lens[row]
         if count * length > SMALL_CHUNK:
             return super()._chunk(metadata, row, tokens)
-        return _Queries(
-            tokens=tokens,
-            tables=metadata.block_tables[row].expand(count, -1),
-            contexts=torch.arange(length - count + 1, length + 1),
-            block_size=self._block_size,
-            kernel=self._attend,
-        )
+        tables = metadata.block_tables[row].expand(count, -1)
+        contexts = torch.arange(length - count + 1, length + 1)
+        return _Queries(tokens, tables, contexts, self._block_size, self._attend)

@@ -28,8 +28,6 @@ LINK = ("-shared",)
 one there would be two teams of threads for the same cores."""
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
-
-
 Kernel: TypeAlias = Callable[..., None]
 
 

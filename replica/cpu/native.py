@@ -80,8 +80,7 @@ class NativeOps(TorchOps):
 
     def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
         if head.packed is None:
-            return super().logits(x, head, out)
-        self._logits(
-            x.data_ptr(), head.packed.data_ptr(), out.data_ptr(), *x.shape, head.out_features
-        )
-        return None
+            super().logits(x, head, out)
+        else:
+            packed = head.packed.data_ptr()
+            self._logits(x.data_ptr(), packed, out.data_ptr(), *x.shape, head.out_features)
