@@ -3,6 +3,9 @@
 // The pool of a layer is [slots, 2, kv_heads, dim], a slot being block * block_size + offset. Only
 // slots that hold a token of the row itself are read. A query's keys are read once, then its
 // values: scores wait in between in float32.
+//
+// Block ids and slots are checked where they are used, since nothing else keeps a wrong one from
+// other memory: false says that one was out of range, and nothing there was touched.
 
 #include <utility>
 
@@ -43,14 +46,15 @@ static float softmax(float *scores, long count) {
 
 // product: [tokens, heads + 2 kv_heads, dim], of which queries and keys are rotated in place.
 // cos, sin: [tokens, dim], sin negative in the first half. scale: [heads + kv_heads, dim], or null
-// if queries and keys are not normalised. slots: [tokens].
+// if queries and keys are not normalised. slots: [tokens], below `capacity`.
 template <class T>
-static void rotate_and_store(typename T::Type *product, const typename T::Type *cos,
+static bool rotate_and_store(typename T::Type *product, const typename T::Type *cos,
                              const typename T::Type *sin, const typename T::Type *scale,
-                             float eps, typename T::Type *pool, const int64_t *slots, long tokens,
-                             long heads, long kv_heads, long dim) {
+                             float eps, typename T::Type *pool, const int64_t *slots,
+                             long capacity, long tokens, long heads, long kv_heads, long dim) {
   const long kv = kv_heads * dim, half = dim / 2, stride = (heads + 2 * kv_heads) * dim;
-#pragma omp parallel for if (tokens > 32)
+  bool valid = true;
+#pragma omp parallel for if (tokens > 32) reduction(&& : valid)
   for (long token = 0; token < tokens; token++) {
     const typename T::Type *c = cos + token * dim, *s = sin + token * dim;
     for (long head = 0; head < heads + kv_heads; head++) {
@@ -69,9 +73,13 @@ static void rotate_and_store(typename T::Type *product, const typename T::Type *
             T::narrow(wide[half + i] * T::widen(c[half + i]) + wide[i] * T::widen(s[half + i]));
       }
     }
-    memcpy(pool + slots[token] * 2 * kv, product + token * stride + heads * dim,
-           2 * kv * sizeof(typename T::Type));
+    const int64_t slot = slots[token];
+    if (slot < 0 || slot >= capacity) valid = false;
+    else
+      memcpy(pool + slot * 2 * kv, product + token * stride + heads * dim,
+             2 * kv * sizeof(typename T::Type));
   }
+  return valid;
 }
 
 // One KV head of a row's context: keys at `first`, values `kv` behind them.
@@ -80,14 +88,17 @@ struct Context {
   const typename T::Type *first;
   long kv;
   const int32_t *table;
-  long block_size, length;
+  long blocks, block_size, length;
+  bool valid = true;
 
   // From `key` on, the keys or values of up to LANES tokens, as floats. Returns how many.
   template <int PARTS>
-  int load(long key, long offset, Floats (*floats)[PARTS]) const {
+  int load(long key, long offset, Floats (*floats)[PARTS]) {
     const int count = smaller(LANES, length - key);
     for (int t = 0; t < count; t++, key++) {
-      const long slot = table[key / block_size] * block_size + key % block_size;
+      long block = table[key / block_size];
+      if (block < 0 || block >= blocks) block = 0, valid = false;
+      const long slot = block * block_size + key % block_size;
       for (int i = 0; i < PARTS; i++)
         floats[t][i] = T::load(first + slot * 2 * kv + offset + i * LANES);
     }
@@ -98,8 +109,8 @@ struct Context {
 // The queries of `group` heads that share a KV head. q, out: [group, PARTS * LANES]. scores: room
 // for [group, context, a multiple of LANES].
 template <class T, int PARTS>
-static void attend_one(const typename T::Type *q, const Context<T> &context, long group,
-                       float scale, float *scores, typename T::Type *out) {
+static void attend_one(const typename T::Type *q, Context<T> &context, long group, float scale,
+                       float *scores, typename T::Type *out) {
   const long room = (context.length + LANES - 1) / LANES * LANES, dim = PARTS * LANES;
   Floats tokens[LANES][PARTS], queries[group][PARTS], sums[group][PARTS];
   for (long g = 0; g < group; g++)
@@ -134,35 +145,40 @@ static void attend_one(const typename T::Type *q, const Context<T> &context, lon
 }
 
 // Rows with one query each. q: the first row's; those of a row lie `stride` behind those of the row
-// before. tables: [rows, width]. contexts: [rows]. out: [rows, heads, dim].
+// before. tables: [rows, width], of ids below `blocks`. contexts: [rows]. out: [rows, heads, dim].
 template <class T, int PARTS>
-static void attend(const typename T::Type *q, long stride, const typename T::Type *pool,
-                   const int32_t *tables, long width, long block_size, const int64_t *contexts,
-                   typename T::Type *out, long rows, long heads, long kv_heads, float scale) {
+static bool attend(const typename T::Type *q, long stride, const typename T::Type *pool,
+                   const int32_t *tables, long width, long blocks, long block_size,
+                   const int64_t *contexts, typename T::Type *out, long rows, long heads,
+                   long kv_heads, float scale) {
   const long group = heads / kv_heads, dim = PARTS * LANES;
-#pragma omp parallel
+  bool valid = true;
+#pragma omp parallel reduction(&& : valid)
   {
     static thread_local std::vector<float> scores;
 #pragma omp for schedule(dynamic)
     for (long task = 0; task < rows * kv_heads; task++) {
       const long row = task / kv_heads, head = task % kv_heads;
-      const Context<T> context = {pool + head * dim, kv_heads * dim, tables + row * width,
-                                  block_size, contexts[row]};
+      Context<T> context = {pool + head * dim, kv_heads * dim, tables + row * width,
+                            blocks, block_size, contexts[row]};
       scores.resize(group * (context.length + LANES));
       attend_one<T, PARTS>(q + row * stride + head * group * dim, context, group, scale,
                            scores.data(), out + (row * heads + head * group) * dim);
+      valid = valid && context.valid;
     }
   }
+  return valid;
 }
 
 // Sizes of a head that there are instances for.
 typedef std::integer_sequence<int, 16, 32, 64, 80, 96, 128, 256> Dims;
 
 template <class T, int DIM, int... MORE, class... Arguments>
-static void attend_over(std::integer_sequence<int, DIM, MORE...>, long dim, Arguments... arguments) {
+static bool attend_over(std::integer_sequence<int, DIM, MORE...>, long dim, Arguments... arguments) {
   if (dim == DIM) return attend<T, DIM / LANES>(arguments...);
   if constexpr (sizeof...(MORE) > 0)
-    attend_over<T>(std::integer_sequence<int, MORE...>(), dim, arguments...);
+    return attend_over<T>(std::integer_sequence<int, MORE...>(), dim, arguments...);
+  return false;
 }
 
 template <int... DIM>
@@ -171,17 +187,19 @@ static bool is_any(std::integer_sequence<int, DIM...>, long dim) {
 }
 
 #define EXPORT(NAME, T)                                                                           \
-  extern "C" void rotate_and_store_##NAME(                                                        \
+  extern "C" bool rotate_and_store_##NAME(                                                        \
       T::Type *product, const T::Type *cos, const T::Type *sin, const T::Type *norm, float eps,   \
-      T::Type *pool, const int64_t *slots, long tokens, long heads, long kv_heads, long dim) {    \
-    rotate_and_store<T>(product, cos, sin, norm, eps, pool, slots, tokens, heads, kv_heads, dim); \
+      T::Type *pool, const int64_t *slots, long capacity, long tokens, long heads, long kv_heads, \
+      long dim) {                                                                                 \
+    return rotate_and_store<T>(product, cos, sin, norm, eps, pool, slots, capacity, tokens,       \
+                               heads, kv_heads, dim);                                             \
   }                                                                                               \
-  extern "C" void attend_##NAME(const T::Type *q, long stride, const T::Type *pool,               \
-                                const int32_t *tables, long width, long block_size,               \
+  extern "C" bool attend_##NAME(const T::Type *q, long stride, const T::Type *pool,               \
+                                const int32_t *tables, long width, long blocks, long block_size,  \
                                 const int64_t *contexts, T::Type *out, long rows, long heads,     \
                                 long kv_heads, long dim, float scale) {                           \
-    attend_over<T>(Dims(), dim, q, stride, pool, tables, width, block_size, contexts, out, rows,  \
-                   heads, kv_heads, scale);                                                       \
+    return attend_over<T>(Dims(), dim, q, stride, pool, tables, width, blocks, block_size,        \
+                          contexts, out, rows, heads, kv_heads, scale);                           \
   }
 
 EXPORT(float32, Float32)

@@ -45,6 +45,7 @@ class _Queries:
             pool.data_ptr(),
             self.tables.data_ptr(),
             self.tables.stride(0),
+            len(pool) // self.block_size,
             self.block_size,
             self.contexts.data_ptr(),
             out.data_ptr(),
@@ -59,7 +60,8 @@ class _Queries:
 
 class NativeAttention(PagedAttention):
     """Large prompt chunks are left to torch. The others take the way of decode rows, so that a
-    token has the same bits however it got into the pool."""
+    token has the same bits however it got into the pool. Raises IndexError, as torch does, for a
+    slot or block that the pool does not have."""
 
     def __init__(self, cache: KVCache, num_heads: int, library: ctypes.CDLL) -> None:
         super().__init__(cache, num_heads)
@@ -82,6 +84,7 @@ class NativeAttention(PagedAttention):
             0.0 if norm is None else norm.eps,
             pool.data_ptr(),
             slot_mapping.data_ptr(),
+            len(pool),
             len(heads),
             self._num_heads,
             *pool.shape[2:],

@@ -94,22 +94,24 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
             (f"logits_{name}", [_POINTER] * 3 + [_LONG] * 3),
             (f"gated_{name}", [_POINTER] * 3 + [_LONG] * 3),
             (f"add_norm_{name}", [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT]),
-            (
-                f"rotate_and_store_{name}",
-                [_POINTER] * 4 + [_FLOAT] + [_POINTER] * 2 + [_LONG] * 4,
-            ),
-            (
-                f"attend_{name}",
-                [_POINTER, _LONG, _POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER]
-                + [_LONG] * 4
-                + [_FLOAT],
-            ),
         ):
             found = getattr(library, function)
             found.argtypes, found.restype = arguments, None
+        store = getattr(library, f"rotate_and_store_{name}")
+        attend = getattr(library, f"attend_{name}")
+        store.argtypes = [*[_POINTER] * 4, _FLOAT, _POINTER, _POINTER, *[_LONG] * 5]
+        attend.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, *[_LONG] * 3]
+        attend.argtypes += [_POINTER, _POINTER, *[_LONG] * 4, _FLOAT]
+        for found in (store, attend):
+            found.restype, found.errcheck = ctypes.c_bool, _check
     library.lanes.restype = _LONG
     library.attends_over.argtypes, library.attends_over.restype = [_LONG], ctypes.c_bool
     return library
+
+
+def _check(valid: bool, *_: object) -> None:
+    if not valid:
+        raise IndexError("the KV pool has no such slot")
 
 
 def kernel(library: ctypes.CDLL, name: str, dtype: torch.dtype) -> Kernel:

@@ -177,6 +177,24 @@ def test_a_row_with_broken_values_breaks_no_other_row(library: CDLL | None) -> N
     )
 
 
+@pytest.mark.parametrize("rows", [[(1, 9), (1, 3)], [(4, 5), (3, 0)]], ids=["decode", "chunks"])
+@pytest.mark.parametrize("name", ["block_tables", "slot_mapping"])
+@pytest.mark.parametrize("wrong", [-1, -0x7E7E7E7F, 1 << 30])
+def test_what_the_pool_does_not_have_is_an_error_and_no_other_memory(
+    library: CDLL | None,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: list[tuple[int, int]],
+    name: str,
+    wrong: int,
+) -> None:
+    pool = Pool(rows, library=library)
+    metadata = pool.metadata()
+    getattr(metadata, name)[0] = wrong
+    monkeypatch.setattr(pool, "metadata", lambda: metadata)
+    with pytest.raises((IndexError, RuntimeError), match=r"slot|index"):
+        pool.step()
+
+
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40))
 def test_groups_hold_every_row_once_with_little_padding(lengths: list[int]) -> None:
     groups = list(similar_lengths(range(len(lengths)), lengths))
