@@ -31,6 +31,7 @@ from serve_app.fleet import Fleet
 from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
 from serve_app.replica_link import Key
+from serve_app.self_check import SelfCheck
 from serve_app.settings import AppConfig, ModelConfig, key_secret
 from serve_app.step_streams import StepStreams
 
@@ -72,6 +73,7 @@ class Ingress:
         self._departure = Departure(self._call_self, config.grace_s)
         self._watch = background.start(self._watch_departure(), "departure")
         self._client.start()
+        SelfCheck(self._check).start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""
@@ -103,8 +105,8 @@ class Ingress:
         tokenizer = load_tokenizer(model.engine.model, model.engine.revision)
         return Offer(model.name, fleet, tokenizer, model.aliases, model.reasoning)
 
-    async def check_health(self) -> None:
-        """Raises when this ingress can no longer be granted anything: Serve replaces it."""
+    def _check(self) -> None:
+        """Raises RuntimeError when this ingress can no longer be granted anything."""
         self._client.check()
         if self._watch.done():
             raise RuntimeError("this ingress would not notice its removal")

@@ -24,6 +24,7 @@ from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
 from serve_app.metrics import ReplicaMetrics
 from serve_app.scaling_signals import LoadMeter
+from serve_app.self_check import SelfCheck
 
 logger = logging.getLogger(__name__)
 
@@ -57,16 +58,19 @@ class Replica:
         self._load = LoadMeter(self._host.ready)
         self._departure = Departure(self._call_self, grace_s)
         self._reports = background.start(self._report_forever(), "replica-report")
+        self._self_check = SelfCheck(self._check)
+        self._self_check.start()
 
     async def __del__(self) -> None:
         """Serve calls this once: when the last stream has ended, or `__init__` has failed."""
         if not hasattr(self, "_reports"):
             return  # no engine was started
+        self._self_check.stop()
         self._reports.cancel()
         await self._host.close()
 
-    async def check_health(self) -> None:
-        """Raises when the engine is gone: Serve then replaces this replica."""
+    def _check(self) -> None:
+        """Raises RuntimeError when the engine is gone, or nobody would hear of this replica."""
         self._host.check()
         if self._reports.done():
             raise RuntimeError("this replica has stopped to report")

@@ -32,6 +32,7 @@ from serve_app.journal import JournalWriter
 from serve_app.metrics import AdmissionMetrics
 from serve_app.scaling_log import read_decisions
 from serve_app.scaling_signals import record_workload
+from serve_app.self_check import SelfCheck
 from serve_app.settings import TenantsSource, deployment_of, require_prices
 from serve_app.stores import open_store
 from serve_app.tenant_states import tenant_state
@@ -93,6 +94,7 @@ class Admission:
         self._watchers: dict[str, asyncio.Event] = {}
         self._metrics = AdmissionMetrics()
         self._clock = background.start(self._keep_time(), "router-clock")
+        SelfCheck(self._check).start()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over tenants in place. Those that cannot be read change nothing; at the start
@@ -109,8 +111,8 @@ class Admission:
                 raise
             logger.error("The tenants stay as they were: %s", error)
 
-    async def check_health(self) -> None:
-        """Raises when the router no longer keeps time."""
+    def _check(self) -> None:
+        """Raises RuntimeError when the router no longer keeps time."""
         if self._clock.done() or self._writing.done():
             raise RuntimeError("the router's clock or its journal has stopped")
 

@@ -14,15 +14,14 @@ from tests.serve_app.on_ray.site import APP, BULK_KEY, MODEL, Site, until
 
 SPIKE = 1280
 LIMIT_S = 1.0
-DEAD_S = 10.0
-"""Serve takes a process for dead that answers nothing for so long (`serve_app.app`)."""
 
 
-class Prober(threading.Thread):
-    """Calls what Serve's controller calls, of each ingress and each replica, again and again."""
+@ray.remote(num_cpus=0, max_concurrency=2)
+class Prober:
+    """Calls what Serve's controller calls, of each ingress and each replica, again and again. A
+    process of its own: those who ask do not delay it."""
 
     def __init__(self) -> None:
-        super().__init__()
         named = ray.util.list_named_actors(all_namespaces=True)
         parts = (f"SERVE_REPLICA::{APP}#Ingress", f"SERVE_REPLICA::{APP}#Replica")
         self._actors = [
@@ -30,20 +29,21 @@ class Prober(threading.Thread):
             for one in named
             if one["name"].startswith(parts)
         ]
-        self.times_s: list[float] = []
         self._stopped = threading.Event()
 
-    def run(self) -> None:
+    def times_s(self) -> list[float]:
+        """How long each call took, until `stop`."""
+        times_s = []
         while not self._stopped.is_set():
             for actor in self._actors:
                 began = time.monotonic()
                 ray.get(actor.check_health.remote())
-                self.times_s.append(time.monotonic() - began)
+                times_s.append(time.monotonic() - began)
             time.sleep(0.02)
+        return times_s
 
     def stop(self) -> None:
         self._stopped.set()
-        self.join()
 
 
 async def ask(site: Site, number: int) -> int:
@@ -63,20 +63,25 @@ async def ask(site: Site, number: int) -> int:
     return int(answer.split(b" ", 2)[1])
 
 
-async def test_a_spike_of_requests_delays_no_health_check(site: Site) -> None:
-    """R46. The slowest may be slow because somebody else has the cores."""
-    prober = Prober()
-    prober.start()
-    try:
-        statuses = await asyncio.gather(*(ask(site, number) for number in range(SPIKE)))
-    finally:
-        await asyncio.to_thread(prober.stop)
+async def spike(site: Site) -> float:
+    """How long the slowest check took meanwhile, in seconds."""
+    prober = Prober.remote()
+    await prober.__ray_ready__.remote()
+    probing = prober.times_s.remote()
+    statuses = await asyncio.gather(*(ask(site, number) for number in range(SPIKE)))
+    await prober.stop.remote()
+    times_s = sorted(await probing)
+    ray.kill(prober)
+    await until(site.at_rest)
     assert set(statuses) <= {200, 429}
     assert 200 in statuses
-    times_s = sorted(prober.times_s)
     assert len(times_s) > 20
-    p95_s, slowest_s = times_s[int(0.95 * len(times_s))], times_s[-1]
-    print(json.dumps({"probes": len(times_s), "p95_s": p95_s, "slowest_s": slowest_s}))
-    assert p95_s < LIMIT_S
-    assert slowest_s < DEAD_S / 2
-    await until(site.at_rest)
+    told = {"probes": len(times_s), "p95_s": times_s[int(0.95 * len(times_s))]}
+    print(json.dumps(told | {"slowest_s": times_s[-1]}))
+    return times_s[-1]
+
+
+async def test_a_spike_of_requests_delays_no_health_check(site: Site) -> None:
+    """R46. Somebody else may have had the cores during the first spike; a check that waits for
+    requests is late in both."""
+    assert await spike(site) < LIMIT_S or await spike(site) < LIMIT_S
