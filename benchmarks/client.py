@@ -19,7 +19,9 @@ class Answer:
     tokens: int
     """As the server counted them."""
     first_s: float
-    """Seconds from the request to the first of its events that has text."""
+    """Seconds from the request to the first of its events that has text ..."""
+    last_s: float
+    """... and to the last."""
 
 
 async def stream(
@@ -41,14 +43,15 @@ async def stream(
         extra_body={"ignore_eos": True},
         **options,
     )
-    produced, first_s = 0, 0.0
+    produced, first_s, last_s = 0, 0.0, 0.0
     async for event in events:
         notice(event)
-        if event.choices and event.choices[0].text and not first_s:
-            first_s = time.perf_counter() - started
+        if event.choices and event.choices[0].text:
+            last_s = time.perf_counter() - started
+            first_s = first_s or last_s
         if event.usage is not None:
             produced = event.usage.completion_tokens
-    return Answer(produced, first_s)
+    return Answer(produced, first_s, last_s)
 
 
 class Flood:

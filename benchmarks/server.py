@@ -32,8 +32,15 @@ class Server:
 def serving(config: Path, **engine: Any) -> Iterator[Server]:
     """`engine` overrides settings of the engine. Raises TimeoutError if it does not come up."""
     settings = yaml.safe_load(config.read_text())
+    settings["applications"][0]["args"]["engine"] |= engine
+    with running(settings) as server:
+        yield server
+
+
+@contextmanager
+def running(settings: dict[str, Any]) -> Iterator[Server]:
+    """What stands in a configuration file. Raises TimeoutError if it does not come up."""
     [application] = settings["applications"]
-    application["args"]["engine"] |= engine
     with (
         tempfile.NamedTemporaryFile("w", suffix=".yaml") as file,
         tempfile.TemporaryFile("w+", errors="replace") as log,

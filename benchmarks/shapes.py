@@ -29,6 +29,7 @@ def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: 
 
 
 SHAPES = {
+    "small": _llama(64, 128, 2, 16, tied=True),
     "llama-1b": _llama(2048, 8192, 16, 64, tied=True),
     "llama-8b": _llama(4096, 14_336, 32, 128, tied=False),
     "qwen3-8b": replace(
