@@ -1,12 +1,13 @@
-"""A server under test: `serve run` on a configuration, as a user starts it, and stopped again."""
+"""A server under test: a configuration that runs as a user starts it, and is stopped again."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import IO, Any
 import httpx
 import yaml
 
+SERVE_RUN = ("ray.serve.scripts", "run")
+OUR_RUN = ("serve_app.run",)
 READY_TIMEOUT_S = 180
 LOG_TAIL = 4000
 
@@ -24,13 +27,16 @@ class Server:
     base_url: str
     model: str
     ready_s: float
-    """From `serve run` to /ready answering 200."""
+    """From its start to /ready answering 200."""
     process: subprocess.Popen[bytes]
 
 
 @contextmanager
-def serving(config: Path, **engine: Any) -> Iterator[Server]:
-    """`engine` overrides settings of the engine. Raises TimeoutError if it does not come up."""
+def serving(config: Path, *, module: Sequence[str] = SERVE_RUN, **engine: Any) -> Iterator[Server]:
+    """module: what runs it, with arguments. engine: overrides settings of the engine.
+
+    To be used from the main thread. Raises TimeoutError if it does not come up.
+    """
     settings = yaml.safe_load(config.read_text())
     settings["applications"][0]["args"]["engine"] |= engine
     with running(settings) as server:
@@ -44,11 +50,12 @@ def running(settings: dict[str, Any]) -> Iterator[Server]:
     with (
         tempfile.NamedTemporaryFile("w", suffix=".yaml") as file,
         tempfile.TemporaryFile("w+", errors="replace") as log,
+        _sigterm_as_interrupt(),
     ):
         yaml.safe_dump(settings, file)
         file.flush()
         started = time.perf_counter()
-        command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
+        command = [sys.executable, "-m", *module, file.name]
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             host = settings.get("http_options", {})
@@ -59,6 +66,16 @@ def running(settings: dict[str, Any]) -> Iterator[Server]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Or this process would end at once, and leave the server behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: IO[str]) -> None:
@@ -72,5 +89,5 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: IO[str]) -> Non
         time.sleep(0.1)
     log.seek(0)
     raise TimeoutError(
-        f"no server at {url} (status of `serve run`: {process.poll()})\n{log.read()[-LOG_TAIL:]}"
+        f"no server at {url} (its status: {process.poll()})\n{log.read()[-LOG_TAIL:]}"
     )

@@ -122,6 +122,8 @@ class Sync:
     """Epoch of who told them."""
     sleepers: dict[str, int] = field(default_factory=dict)
     """By model, requests that cannot be shown yet: no replica has run that told what it serves."""
+    answers: int = 0
+    """That clients still wait for; of requests of any kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class Notice:
     replicas: dict[str, str]
     """Those that offer slots, and the model of each."""
     tenants: Tenants
+    closed: bool = False
+    """The whole service ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,15 @@ class AdmissionClient:
         sync: Callable[[Sync], Awaitable[SyncReply]],
         watch: Callable[[], Awaitable[Hint]],
         on_notice: Callable[[Notice], None] = lambda notice: None,
+        answers: Callable[[], int] = lambda: 0,
     ) -> None:
+        """answers: how many answers clients still wait for here, whatever was asked."""
         self.ingress = ingress
         self.epoch = 0
         """Epoch of the Admission that answered last; 0 before the first answer."""
         self._sleepers: Counter[str] = Counter()
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
+        self._answers = answers
         self._sequence = 0
         self._answered_at = float("-inf")
         self._waiting: dict[str, _Waiting] = {}
@@ -290,6 +295,7 @@ class AdmissionClient:
             rates=self._used_rates(),
             rates_epoch=self._rates_to_repeat[0],
             sleepers={model: count for model, count in self._sleepers.items() if count},
+            answers=self._answers(),
         )
 
     def _used_rates(self) -> dict[str, RateLimits]:

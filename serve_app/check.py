@@ -21,9 +21,8 @@ from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from serve_app.check_warnings import about, about_address
 from serve_app.model_check import check_model
 from serve_app.scaling_types import read_limits
-from serve_app.settings import AppConfig, TenantsSource, require_prices
+from serve_app.settings import BUILDER, AppConfig, TenantsSource, require_prices
 
-BUILDER = "serve_app.app:build"
 POLICY = "serve_app.scaling_policy:ScalingPolicy"
 DEPLOYMENTS = ("Admission", "Ingress")
 """What `BUILDER` builds beside replicas, and a file may set options of."""

@@ -1,4 +1,4 @@
-"""How a process learns that Serve removes it, and how an ingress behaves from then on.
+"""How a process learns that it is to go, and how an ingress behaves from then on.
 
 Serve tells nobody but those who call: a process that drains can be called by its name no more.
 So it calls itself. The module knows neither what the process does nor Ray's handles.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import anyio
 from ray.serve.exceptions import ReplicaUnavailableError
@@ -39,9 +40,12 @@ class Departure:
         """
         self.routed = False
         """Serve routes new work here: not before this process is up, nor while it leaves."""
+        self.answers = 0
+        """That clients still wait for."""
         self._call_self = call_self
         self._stay_s = grace_s - min(LEAVE_EARLY_S, grace_s / 2)
         self._noticed_at: float | None = None
+        self._dismissed = False
 
     @property
     def leaves(self) -> bool:
@@ -50,20 +54,38 @@ class Departure:
 
     @property
     def takes_stragglers(self) -> bool:
-        """It is not, or not for long."""
-        return self._noticed_at is None or self._passed_s < STRAGGLERS_S
+        """It is not, or not for long. Where the whole service ends, nobody takes them."""
+        if self._noticed_at is None:
+            return True
+        return self._passed_s < STRAGGLERS_S and not self._dismissed
 
     @property
     def late(self) -> bool:
         """What has not ended by now will be killed soon."""
         return self._noticed_at is not None and self._passed_s > self._stay_s
 
+    def dismiss(self) -> None:
+        """The whole service ends, so this process leaves, for good, although Serve does not say so.
+        May be called again."""
+        self._dismissed = True
+        if self._noticed_at is None:
+            self._noticed_at = time.monotonic()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """A client waits for an answer meanwhile."""
+        self.answers += 1
+        try:
+            yield
+        finally:
+            self.answers -= 1
+
     async def look(self) -> None:
         """Find out; to be called every `LOOK_PERIOD_S`."""
         routed = await self._is_routed()
-        if routed:
+        if routed and not self._dismissed:
             self._noticed_at = None
-        elif self.routed:
+        elif self.routed and self._noticed_at is None:
             self._noticed_at = time.monotonic()
         self.routed = routed
 
@@ -101,10 +123,13 @@ class TurnAway:
         self._app, self._departure = app, departure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._refuses(scope["path"]):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif self._refuses(scope["path"]):
             await from_exception(ShuttingDown()).response()(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            with self._departure.answering():
+                await self._app(scope, receive, send)
 
     def _refuses(self, path: str) -> bool:
         if path == "/ready":

@@ -57,11 +57,13 @@ class Ingress:
         self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
         self._admission = admission.options(_by_reference=False)
+        self._departure = Departure(self._call_self, config.grace_s)
         self._client = AdmissionClient(
             self._name,
             sync=self._sync,
             watch=lambda: self._admission.watch.remote(self._name, self._notice_version),
             on_notice=self._take,
+            answers=lambda: self._departure.answers,
         )
         self._streams = {
             model: StepStreams(self._name, _Calls(handle), partial(self._withdraw, model))
@@ -70,7 +72,6 @@ class Ingress:
         itself = serve.get_deployment_handle(context.deployment, context.app_name)
         self._itself = itself.options(_by_reference=False)
         log_no_call_to_self(self.is_here.__name__)
-        self._departure = Departure(self._call_self, config.grace_s)
         self._watch = background.start(self._watch_departure(), "departure")
         self._client.start()
         SelfCheck(self._check).start()
@@ -139,6 +140,8 @@ class Ingress:
 
     def _take(self, notice: Notice) -> None:
         self._notice_version, self._tenants = notice.version, notice.tenants
+        if notice.closed:
+            self._departure.dismiss()
         for replica, model in notice.replicas.items():
             if model in self._streams:
                 self._streams[model].connect(replica)

@@ -45,6 +45,8 @@ WATCH_S = 5.0
 """Longest wait of a watch without news."""
 OFFER_S = 2.0
 """A replica that has not reported for this long no longer counts as offering slots."""
+ANSWER_S = 10.0
+"""An ingress that has not synced for this long is dead, and its clients know."""
 
 
 class _Offer(NamedTuple):
@@ -52,6 +54,13 @@ class _Offer(NamedTuple):
 
     model: str
     made_at: float
+
+
+class _Answers(NamedTuple):
+    """That clients of an ingress wait for."""
+
+    due: int
+    told_at: float
 
 
 class Admission:
@@ -90,6 +99,9 @@ class Admission:
         self._stamp: tuple[int, int] | None = None
         self._offers: dict[str, _Offer] = {}
         """By replica."""
+        self._closed = False
+        self._answers: dict[str, _Answers] = {}
+        """By ingress."""
         self._news: set[str] = set()
         self._watchers: dict[str, asyncio.Event] = {}
         self._metrics = AdmissionMetrics()
@@ -126,6 +138,7 @@ class Admission:
         `SyncReply`; both in msgpack, which costs a tenth of pickle.
         """
         sync = msgspec.msgpack.decode(data, type=Sync)
+        self._answers[sync.ingress] = _Answers(sync.answers, time.monotonic())
         reply = self._router.sync(sync)
         self._tell(answered=sync.ingress)
         return msgspec.msgpack.encode(reply)
@@ -185,6 +198,18 @@ class Admission:
         price = self._gpu_dollars_per_hour
         return await asyncio.to_thread(usage_report, self._store, start, end, tenant, price)
 
+    async def close(self) -> int:
+        """Let no ingress take another request. Returns how many answers clients still wait for;
+        once that is 0, all usage is written down. To be called again until then, since an
+        Admission that starts anew does not know of it.
+        """
+        if not self._closed:
+            self._closed = True
+            self._publish()
+        await self._journal.flush()
+        oldest = time.monotonic() - ANSWER_S
+        return sum(told.due for told in self._answers.values() if told.told_at >= oldest)
+
     async def snapshot(self) -> Snapshot:
         """Counts of everything, for tests."""
         return self._router.snapshot()
@@ -222,7 +247,7 @@ class Admission:
 
     def _notice(self) -> Notice:
         replicas = {name: offer.model for name, offer in self._offers.items()}
-        return Notice(self._notice_version, replicas, self._tenants)
+        return Notice(self._notice_version, replicas, self._tenants, self._closed)
 
     def _publish(self) -> None:
         self._version += 1
@@ -244,6 +269,7 @@ class Admission:
             self._waiting = state.waiting
             self._metrics.tell(state)
             self._news &= state.ingresses.keys()
+            self._answers = {name: self._answers[name] for name in state.ingresses}
             self._forget_silent()
             self._reload_if_changed()
             self._tell()

@@ -23,6 +23,9 @@ from router.tenant import Digest, Tenant, Tenants, digest, load_tenants
 from serve_app.limits import Limits
 from serve_app.reasoning import ReasoningTags
 
+BUILDER = "serve_app.app:build"
+"""`import_path` of an application that these are the settings of."""
+
 
 def key_secret() -> bytes:
     """What keyed digests of API keys are keyed with; empty where there is none."""

@@ -246,6 +246,15 @@ async def test_a_notice_is_handed_on(admission: AdmissionInProcess) -> None:
     await client.close()
 
 
+async def test_every_sync_tells_how_many_answers_are_due(admission: AdmissionInProcess) -> None:
+    due = [3]
+    client = AdmissionClient("ingress", admission.sync, admission.watch, answers=lambda: due[0])
+    client.start()
+    for due[0] in (3, 0):
+        await until(lambda: admission.syncs and admission.syncs[-1].answers == due[0])
+    await client.close()
+
+
 async def test_a_client_that_has_stopped_is_unhealthy(client: AdmissionClient) -> None:
     client.check()
     await client.close()

@@ -73,6 +73,23 @@ async def test_a_process_that_is_routed_to_again_stays() -> None:
     assert not (await looked(None, GONE, None)).leaves
 
 
+@pytest.mark.parametrize("later", [None, GONE])
+async def test_a_process_that_is_dismissed_leaves_for_good(later: Exception | None) -> None:
+    """Whatever Serve says, and counted from the first time that it is told."""
+    serve = Serve()
+    departure = Departure(serve.call, grace_s=0.4)
+    await departure.look()
+    departure.dismiss()
+    assert departure.leaves
+    assert not departure.late
+    await asyncio.sleep(0.25)
+    serve.error = later
+    await departure.look()
+    departure.dismiss()
+    assert departure.leaves
+    assert departure.late
+
+
 @pytest.mark.parametrize(("grace_s", "stay_s"), [(60.0, 57.0), (4.0, 2.0)])
 async def test_what_is_left_is_given_up_before_the_grace_ends(
     grace_s: float, stay_s: float, monkeypatch: pytest.MonkeyPatch
@@ -94,6 +111,31 @@ async def ask(departure: Departure, path: str) -> httpx.Response:
     transport = httpx.ASGITransport(TurnAway(app, departure))
     async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
         return await client.get(path)
+
+
+async def test_who_comes_when_the_whole_service_ends_is_turned_away_at_once() -> None:
+    departure = await looked(None)
+    departure.dismiss()
+    for path in ("/ready", "/v1/models"):
+        assert (await ask(departure, path)).status_code == 503
+    assert (await ask(departure, "/health")).status_code == 200
+
+
+async def test_answers_are_counted_until_they_are_out_or_fail() -> None:
+    departure = await looked(None)
+    counts: list[int] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        counts.append(departure.answers)
+        raise ConnectionError
+
+    transport = httpx.ASGITransport(TurnAway(app, departure))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        for path in ("/v1/models", "/v1/completions"):
+            with pytest.raises(ConnectionError):
+                await client.get(path)
+    assert counts == [1, 1]
+    assert departure.answers == 0
 
 
 async def test_new_requests_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -7,6 +8,7 @@ import pytest
 
 from router.messages import ReplicaReport, RequestInfo, Sync
 from router.policy import FairPolicy
+from serve_app import router_deployment
 from serve_app.router_deployment import Admission
 from tests.serve_app.test_admission_client import until
 
@@ -50,3 +52,28 @@ async def test_ingresses_hear_which_replica_serves_which_model(admission: Admiss
     assert hint.notice.replicas == {"r": "m", "s": "n"}
     await admission.report(report("r", "m"))
     assert (await admission.watch("i", hint.notice.version)).notice.replicas == {"s": "n"}
+
+
+async def test_ingresses_hear_that_the_service_ends_and_tell_what_is_due(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tell(ingress: str, answers: int) -> None:
+        await admission.sync(msgspec.msgpack.encode(Sync(ingress, 0, 0, answers=answers)))
+
+    await tell("i", 2)
+    await tell("j", 1)
+    before = (await admission.watch("i", (0, 0))).notice
+    assert before is not None
+    assert not before.closed
+    watching = asyncio.create_task(admission.watch("i", before.version))
+    await asyncio.sleep(0)
+    assert await admission.close() == 3
+    notice = (await asyncio.wait_for(watching, 1)).notice
+    assert notice is not None
+    assert notice.closed
+    assert await admission.close() == 3
+    assert (await admission.watch("new", (0, 0))).notice == notice
+    await tell("i", 0)
+    assert await admission.close() == 1
+    monkeypatch.setattr(router_deployment, "ANSWER_S", 0.0)
+    assert await admission.close() == 0
