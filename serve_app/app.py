@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 
 from serve_app.ingress import Ingress
 from serve_app.model_check import check_model
-from serve_app.placement import Membership, Placement
+from serve_app.placement import Placement
 from serve_app.replica_deployment import Replica
 from serve_app.router_deployment import Admission
 from serve_app.settings import AppConfig, Autoscaling, ModelConfig, require_prices
@@ -105,7 +105,6 @@ def build(config: AppConfig) -> Application:
     ingresses = serve.deployment(
         Ingress,
         num_replicas=config.ingresses,
-        request_router_config=RequestRouterConfig(request_router_class=Membership),
         **COMMON,
         **grace,
     )

@@ -1,40 +1,37 @@
-"""How a process learns that it is to go, and how an ingress behaves from then on.
+"""How a process behaves from when Serve removes it, or the whole service ends, on.
 
-Serve tells nobody but those who call: a process that drains can be called by its name no more.
-So it calls itself. The module knows neither what the process does nor Ray's handles.
+The module knows neither what the process does nor how Serve tells of a removal.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-import anyio
-from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve._private.constants import (
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S,
+    RAY_SERVE_ENABLE_HA_PROXY,
+)
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.backend import ShuttingDown
 from serve_app.errors import from_exception
 
-logger = logging.getLogger(__name__)
-
 LOOK_PERIOD_S = 0.5
-"""How often a process should look."""
-CALL_TIMEOUT_S = 0.4
+"""How often a process should look whether it is late."""
 LEAVE_EARLY_S = 3.0
 """Before the grace ends: that much earlier what still runs is given up. Serve's clock starts
 earlier than ours, and word has to get out before it kills this process."""
-STRAGGLERS_S = 1.0
-"""Proxies learn of a removal at slightly different times: so long a new request is welcome."""
+STRAGGLERS_S = RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S if RAY_SERVE_ENABLE_HA_PROXY else 1.0
+"""Proxies learn of a removal at different times: so long a new request is welcome."""
 
 
 class Departure:
     """Whether this process is being removed. Used from one event loop."""
 
-    def __init__(self, call_self: Callable[[], Awaitable[object]], grace_s: float) -> None:
-        """`call_self` raises ReplicaUnavailableError where Serve does not route to this process.
+    def __init__(self, name: str, grace_s: float) -> None:
+        """`name` of the process, as Serve calls it.
 
         grace_s: how long Serve lets a process live that it has told to stop.
         """
@@ -42,7 +39,7 @@ class Departure:
         """Serve routes new work here: not before this process is up, nor while it leaves."""
         self.answers = 0
         """That clients still wait for."""
-        self._call_self = call_self
+        self._name = name
         self._stay_s = grace_s - min(LEAVE_EARLY_S, grace_s / 2)
         self._noticed_at: float | None = None
         self._dismissed = False
@@ -80,9 +77,9 @@ class Departure:
         finally:
             self.answers -= 1
 
-    async def look(self) -> None:
-        """Find out; to be called every `LOOK_PERIOD_S`."""
-        routed = await self._is_routed()
+    def learn(self, members: Collection[str]) -> None:
+        """These are the processes that Serve routes new work to."""
+        routed = self._name in members
         if routed and not self._dismissed:
             self._noticed_at = None
         elif self.routed and self._noticed_at is None:
@@ -92,25 +89,6 @@ class Departure:
     @property
     def _passed_s(self) -> float:
         return time.monotonic() - (self._noticed_at or 0.0)
-
-    async def _is_routed(self) -> bool:
-        try:
-            with anyio.fail_after(CALL_TIMEOUT_S):
-                await self._call_self()
-        except ReplicaUnavailableError:
-            return False
-        except TimeoutError:  # Serve does not know this process yet, or the machine is busy.
-            return self.routed
-        except Exception as error:
-            logger.warning("This process cannot call itself: %r", error)
-            return self.routed
-        return True
-
-
-def log_no_call_to_self(method: str) -> None:
-    """Serve logs each call of a method: twice a second, that would bury what matters."""
-    logs = logging.getLogger("ray.serve")
-    logs.addFilter(lambda record: not record.getMessage().startswith(f"CALL {method} OK"))
 
 
 class TurnAway:

@@ -25,9 +25,10 @@ from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
 from serve_app.backend import ShuttingDown
-from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway, log_no_call_to_self
+from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
 from serve_app.disconnects import Disconnects
 from serve_app.fleet import Fleet
+from serve_app.membership import Membership
 from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
 from serve_app.replica_link import Key
@@ -57,7 +58,8 @@ class Ingress:
         self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
         self._admission = admission.options(_by_reference=False)
-        self._departure = Departure(self._call_self, config.grace_s)
+        self._departure = Departure(self._name, config.grace_s)
+        self._membership = Membership(self._departure.learn)
         self._client = AdmissionClient(
             self._name,
             sync=self._sync,
@@ -69,9 +71,6 @@ class Ingress:
             model: StepStreams(self._name, _Calls(handle), partial(self._withdraw, model))
             for model, handle in replicas.items()
         }
-        itself = serve.get_deployment_handle(context.deployment, context.app_name)
-        self._itself = itself.options(_by_reference=False)
-        log_no_call_to_self(self.is_here.__name__)
         self._watch = background.start(self._watch_departure(), "departure")
         self._client.start()
         SelfCheck(self._check).start()
@@ -109,18 +108,12 @@ class Ingress:
     def _check(self) -> None:
         """Raises RuntimeError when this ingress can no longer be granted anything."""
         self._client.check()
+        self._membership.check()
         if self._watch.done():
-            raise RuntimeError("this ingress would not notice its removal")
-
-    async def is_here(self, ingress: str) -> None:
-        """Nothing: that a call reaches the ingress of this name is the answer. See `Membership`."""
-
-    async def _call_self(self) -> None:
-        await self._itself.is_here.remote(self._name)
+            raise RuntimeError("this ingress would not end what runs when it has to go")
 
     async def _watch_departure(self) -> None:
         while True:
-            await self._departure.look()
             if self._departure.late:
                 self._shut_down()
             await asyncio.sleep(LOOK_PERIOD_S)

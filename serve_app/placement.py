@@ -8,15 +8,12 @@ routes a call; it knows neither grants nor what the calls mean.
 from __future__ import annotations
 
 import anyio
-from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 NEW_WORK = "submit"
 """The method that only a member takes. The others also reach a replica that Serve no longer
 routes to and that finishes what it has."""
-PRESENCE = "is_here"
-"""The method that an ingress calls itself by."""
 
 MEMBERSHIP_GRACE_S = 0.2
 """How long a call may wait for a name that is not known yet: processes learn of a new replica
@@ -70,30 +67,12 @@ class Placement(RequestRouter):
 
     async def _member(self, name: str) -> RunningReplica:
         with anyio.move_on_after(MEMBERSHIP_GRACE_S):
-            while (replica := find(self, name)) is None:
+            while (replica := self._find(name)) is None:
                 self._replicas_updated_event.clear()
                 await self._replicas_updated_event.wait()
             return replica
         raise ReplicaUnavailableError(name)
 
-
-class Membership(PowerOfTwoChoicesRequestRouter):
-    """Serve's own choice, but for a call that asks after the one that it names: an ingress learns
-    by it whether it is still routed to."""
-
-    async def _choose_replica_for_request(
-        self, pending_request: PendingRequest, *, is_retry: bool = False
-    ) -> RunningReplica:
-        """Raises ReplicaUnavailableError when the one that is named is no member."""
-        if pending_request.metadata.call_method != PRESENCE:
-            return await super()._choose_replica_for_request(pending_request, is_retry=is_retry)
-        name = pending_request.args[0]
-        if is_retry or (replica := find(self, name)) is None:
-            raise ReplicaUnavailableError(name)
-        return replica
-
-
-def find(router: RequestRouter, name: str) -> RunningReplica | None:
-    """The member of this name."""
-    members = router.curr_replicas.items()
-    return next((replica for key, replica in members if key.unique_id == name), None)
+    def _find(self, name: str) -> RunningReplica | None:
+        members = self.curr_replicas.items()
+        return next((replica for key, replica in members if key.unique_id == name), None)

@@ -22,6 +22,7 @@ from serve_app import background
 from serve_app.departure import LOOK_PERIOD_S, Departure
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
+from serve_app.membership import Membership
 from serve_app.metrics import ReplicaMetrics
 from serve_app.scaling_signals import LoadMeter
 from serve_app.self_check import SelfCheck
@@ -51,12 +52,11 @@ class Replica:
         self._name, self._model = context.replica_tag, model
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
         self._admission = admission.options(_by_reference=False)
-        handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        self._siblings = handle.options(_by_reference=False)
         self._host = EngineHost(await EngineClient.start(engine))
         self._metrics = ReplicaMetrics()
         self._load = LoadMeter(self._host.ready)
-        self._departure = Departure(self._call_self, grace_s)
+        self._departure = Departure(self._name, grace_s)
+        self._membership = Membership(self._departure.learn)
         self._reports = background.start(self._report_forever(), "replica-report")
         self._self_check = SelfCheck(self._check)
         self._self_check.start()
@@ -72,6 +72,7 @@ class Replica:
     def _check(self) -> None:
         """Raises RuntimeError when the engine is gone, or nobody would hear of this replica."""
         self._host.check()
+        self._membership.check()
         if self._reports.done():
             raise RuntimeError("this replica has stopped to report")
 
@@ -100,7 +101,6 @@ class Replica:
 
     async def _report_forever(self) -> None:
         while True:
-            await self._departure.look()
             self._host.drains = self._departure.leaves
             others = await self._report()
             self._hand_back(others)
@@ -112,9 +112,6 @@ class Replica:
         late = self._departure.late
         if late or (self._departure.leaves and others):
             self._host.hand_back(begun=late)
-
-    async def _call_self(self) -> None:
-        await self._siblings.submit.remote(self._name, self._name, [])
 
     async def _report(self) -> bool:
         """Returns whether another replica takes work, as far as is known."""

@@ -2,99 +2,70 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 
 import httpx
 import pytest
-from ray.serve.exceptions import ReplicaUnavailableError
 from starlette.types import Receive, Scope, Send
 
 from serve_app import departure as module
-from serve_app.departure import Departure, TurnAway, log_no_call_to_self
+from serve_app.departure import Departure, TurnAway
+
+HERE, GONE = {"other", "me"}, {"other"}
+"""Whom Serve routes to."""
 
 
-class Serve:
-    """Routes to the process, or not, or cannot say."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    async def call(self) -> None:
-        if self.error is not None:
-            raise self.error
-
-
-GONE = ReplicaUnavailableError("me")
-
-
-async def looked(*errors: Exception | None, grace_s: float = 60.0) -> Departure:
-    """After one look for each."""
-    serve = Serve()
-    departure = Departure(serve.call, grace_s)
-    for serve.error in errors:
-        await departure.look()
+def told(*members: set[str], grace_s: float = 60.0) -> Departure:
+    """After each of these was told to it."""
+    departure = Departure("me", grace_s)
+    for names in members:
+        departure.learn(names)
     return departure
 
 
-async def test_a_process_that_is_not_up_yet_does_not_leave() -> None:
-    departure = await looked(GONE, GONE)
+def test_a_process_that_is_not_up_yet_does_not_leave() -> None:
+    departure = told(GONE, GONE)
     assert not departure.routed
     assert not departure.leaves
     assert departure.takes_stragglers
 
 
-async def test_a_process_leaves_once_it_is_no_longer_routed_to() -> None:
-    departure = await looked(GONE, None)
+def test_a_process_leaves_once_it_is_no_longer_routed_to() -> None:
+    departure = told(GONE, HERE)
     assert departure.routed
     assert not departure.leaves
-    departure = await looked(None, GONE, GONE)
+    departure = told(HERE, GONE, GONE)
     assert not departure.routed
     assert departure.leaves
     assert not departure.late
 
 
-@pytest.mark.parametrize("before", [None, GONE])
-async def test_a_call_that_fails_says_nothing(before: Exception | None) -> None:
-    departure = await looked(before, ConnectionError())
-    assert departure.routed == (before is None)
-    assert not departure.leaves
+def test_a_process_that_is_routed_to_again_stays() -> None:
+    assert not told(HERE, GONE, HERE).leaves
 
 
-async def test_a_call_that_hangs_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 0.01)
-    departure = Departure(lambda: asyncio.sleep(5), 60.0)
-    await departure.look()
-    assert not departure.routed
-
-
-async def test_a_process_that_is_routed_to_again_stays() -> None:
-    assert not (await looked(None, GONE, None)).leaves
-
-
-@pytest.mark.parametrize("later", [None, GONE])
-async def test_a_process_that_is_dismissed_leaves_for_good(later: Exception | None) -> None:
+@pytest.mark.parametrize("later", [HERE, GONE])
+def test_a_process_that_is_dismissed_leaves_for_good(
+    later: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever Serve says, and counted from the first time that it is told."""
-    serve = Serve()
-    departure = Departure(serve.call, grace_s=0.4)
-    await departure.look()
+    departure = told(HERE, grace_s=4.0)
     departure.dismiss()
     assert departure.leaves
     assert not departure.late
-    await asyncio.sleep(0.25)
-    serve.error = later
-    await departure.look()
+    now = time.monotonic() + 2.5
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    departure.learn(later)
     departure.dismiss()
     assert departure.leaves
     assert departure.late
 
 
 @pytest.mark.parametrize(("grace_s", "stay_s"), [(60.0, 57.0), (4.0, 2.0)])
-async def test_what_is_left_is_given_up_before_the_grace_ends(
+def test_what_is_left_is_given_up_before_the_grace_ends(
     grace_s: float, stay_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    departure = await looked(None, GONE, grace_s=grace_s)
+    departure = told(HERE, GONE, grace_s=grace_s)
     noticed_at, clock = time.monotonic(), time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: noticed_at + stay_s - 0.5)
     assert not departure.late
@@ -114,7 +85,7 @@ async def ask(departure: Departure, path: str) -> httpx.Response:
 
 
 async def test_who_comes_when_the_whole_service_ends_is_turned_away_at_once() -> None:
-    departure = await looked(None)
+    departure = told(HERE)
     departure.dismiss()
     for path in ("/ready", "/v1/models"):
         assert (await ask(departure, path)).status_code == 503
@@ -122,7 +93,7 @@ async def test_who_comes_when_the_whole_service_ends_is_turned_away_at_once() ->
 
 
 async def test_answers_are_counted_until_they_are_out_or_fail() -> None:
-    departure = await looked(None)
+    departure = told(HERE)
     counts: list[int] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +111,7 @@ async def test_answers_are_counted_until_they_are_out_or_fail() -> None:
 
 async def test_new_requests_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """C35: readiness is false at once; those that were on their way are still served."""
-    stays, leaves = await looked(None), await looked(None, GONE)
+    stays, leaves = told(HERE), told(HERE, GONE)
     for path in ("/ready", "/health", "/v1/models"):
         assert (await ask(stays, path)).status_code == 200
     assert (await ask(leaves, "/ready")).status_code == 503
@@ -151,16 +122,3 @@ async def test_new_requests_are_told_to_come_again(monkeypatch: pytest.MonkeyPat
     assert answer.headers["Retry-After"] == "1"
     assert answer.json()["error"]["code"] == "unavailable"
     assert (await ask(leaves, "/health")).status_code == 200
-
-
-def test_serve_logs_no_call_of_a_process_to_itself(caplog: pytest.LogCaptureFixture) -> None:
-    logs = logging.getLogger("ray.serve")
-    before = list(logs.filters)
-    log_no_call_to_self("is_here")
-    try:
-        with caplog.at_level(logging.INFO, "ray.serve"):
-            for line in ("CALL is_here OK 0.7ms", "CALL is_here ERROR 0.7ms", "POST /v1/x 200 9ms"):
-                logs.info(line)
-    finally:
-        logs.filters[:] = before
-    assert caplog.messages == ["CALL is_here ERROR 0.7ms", "POST /v1/x 200 9ms"]
