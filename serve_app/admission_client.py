@@ -103,6 +103,15 @@ class _Waiting:
         )
 
 
+@dataclass(eq=False, slots=True)
+class Sleeper:
+    """A request that waits for a first replica."""
+
+    model: str
+    error: Exception | None = None
+    """Why it had better not wait any longer."""
+
+
 _Told: TypeAlias = tuple[float, RateLimits]
 """When, and what."""
 
@@ -126,7 +135,7 @@ class AdmissionClient:
         self.ingress = ingress
         self.epoch = 0
         """Epoch of the Admission that answered last; 0 before the first answer."""
-        self._sleepers: Counter[str] = Counter()
+        self._sleepers: list[Sleeper] = []
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._answers = answers
         self._sequence = 0
@@ -186,17 +195,20 @@ class AdmissionClient:
         return await granted
 
     @contextmanager
-    def sleeping(self, model: str) -> Iterator[None]:
+    def sleeping(self, model: str) -> Iterator[Sleeper]:
         """A request waits for a first replica: let Admission know that one is wanted."""
-        self._sleepers[model] += 1
+        sleeper = Sleeper(model)
+        self._sleepers.append(sleeper)
         self._changed.set()
         try:
-            yield
+            yield sleeper
         finally:
-            self._sleepers[model] -= 1
+            self._sleepers.remove(sleeper)
 
     def fail(self, error: Exception) -> None:
-        """Raise `error` in all that wait."""
+        """Raise `error` in all that wait; those that sleep are told."""
+        for sleeper in self._sleepers:
+            sleeper.error = error
         for waiting in self._waiting.values():
             if not waiting.granted.done():
                 waiting.granted.set_exception(error)
@@ -294,7 +306,7 @@ class AdmissionClient:
             virtual_times=self._virtual_times,
             rates=self._used_rates(),
             rates_epoch=self._rates_to_repeat[0],
-            sleepers={model: count for model, count in self._sleepers.items() if count},
+            sleepers=dict(Counter(sleeper.model for sleeper in self._sleepers)),
             answers=self._answers(),
         )
 

@@ -95,8 +95,10 @@ class Fleet:
 
     async def _wake(self) -> ServedModel:
         """What is served is known only once a replica has run."""
-        with self._admission.sleeping(self._model_name), anyio.move_on_after(WAKE_S):
-            while not self._streams.ready:  # noqa: ASYNC110  # no event tells
+        with self._admission.sleeping(self._model_name) as sleeper, anyio.move_on_after(WAKE_S):
+            while not self._streams.ready:
+                if sleeper.error is not None:
+                    raise sleeper.error
                 await anyio.sleep(LOOK_S)
             return await self.model()
         raise Unavailable(RETRY_AFTER_S)

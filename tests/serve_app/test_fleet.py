@@ -392,3 +392,16 @@ async def test_where_replicas_sleep_the_first_request_waits_for_one_and_says_so(
     assert (await asked).name == "model"
     await until(lambda: not world.admission.syncs[-1].sleepers)
     await world.close()
+
+
+async def test_who_waits_for_a_first_replica_hears_that_the_ingress_goes() -> None:
+    world = World()
+    sleepy = Fleet("model", world.client, world.streams, sleeps=True)
+    await world.start()
+    asked = asyncio.create_task(sleepy.model())
+    await until(lambda: world.admission.syncs and world.admission.syncs[-1].sleepers)
+    world.client.fail(ShuttingDown())
+    with pytest.raises(ShuttingDown):
+        await asyncio.wait_for(asked, 1)
+    await until(lambda: not world.admission.syncs[-1].sleepers)
+    await world.close()
