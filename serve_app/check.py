@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,32 +36,64 @@ def check_serve_config(path: Path) -> list[AppConfig]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{path}: this is not YAML: {error}") from None
-    if mistakes := list(_unknown_keys(ServeDeploySchema, data, "")):
-        raise ValueError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+    mistakes = list(_unknown_keys(ServeDeploySchema, data, ""))
+    with _noted(mistakes):
+        ServeDeploySchema.model_validate(data)
+    configs = []
+    for application in _ours(data):
+        with _noted(mistakes):
+            configs.append(AppConfig.model_validate(application.get("args", {})))
+    _raise(path, mistakes)
+    checked = [
+        _check_application(ServeApplicationSchema.model_validate(application), config, mistakes)
+        for application, config in zip(_ours(data), configs, strict=True)
+    ]
+    _raise(path, mistakes if checked else [f"no application has the import_path {BUILDER}"])
+    return checked
+
+
+@contextmanager
+def _noted(mistakes: list[str]) -> Iterator[None]:
+    """What is wrong is written down, and what does not depend on it is looked at, too."""
     try:
-        applications = ServeDeploySchema.model_validate(data).applications
-        ours = [one for one in applications if one.import_path == BUILDER]
-        if not ours:
-            raise ValueError(f"{path}: no application has the import_path {BUILDER}")
-        return [_check_application(application) for application in ours]
+        yield
     except ValidationError as error:
-        raise ValueError("\n".join(f"{path}: {line}" for line in _sentences(error))) from None
+        mistakes += _sentences(error)
+    except ValueError as error:
+        mistakes += str(error).splitlines()
 
 
-def _check_application(application: ServeApplicationSchema) -> AppConfig:
-    config = AppConfig.model_validate(application.args)
-    require_prices(config.tenants_source.load(), config.prices)
-    _check_scaling(application, config)
+def _raise(path: Path, mistakes: Iterable[str]) -> None:
+    if lines := [f"{path}: {mistake}" for mistake in mistakes]:
+        raise ValueError("\n".join(lines))
+
+
+def _ours(data: Any) -> list[dict[str, Any]]:
+    """Our applications in a file that may be anything."""
+    applications = data.get("applications") if isinstance(data, dict) else None
+    each = applications if isinstance(applications, list) else []
+    return [one for one in each if isinstance(one, dict) and one.get("import_path") == BUILDER]
+
+
+def _check_application(
+    application: ServeApplicationSchema, config: AppConfig, mistakes: list[str]
+) -> AppConfig:
+    """What each part means beside the others."""
+    with _noted(mistakes):
+        require_prices(config.tenants_source.load(), config.prices)
+    with _noted(mistakes):
+        _check_scaling(application, config)
     known = (*DEPLOYMENTS, *config.replica_deployments)
     for deployment in application.deployments:
         if deployment.name not in known:
             there_are = ", ".join(known)
-            raise ValueError(f"there is no deployment {deployment.name}; there are {there_are}")
-        if isinstance(deployment.user_config, dict):
-            source = TenantsSource.model_validate(deployment.user_config)
-            require_prices(source.load(), config.prices)
-            # Admission goes by it, and tells the others.
-            config = config.model_copy(update={"tenants": source.tenants})
+            mistakes.append(f"there is no deployment {deployment.name}; there are {there_are}")
+        elif isinstance(deployment.user_config, dict):
+            with _noted(mistakes):
+                source = TenantsSource.model_validate(deployment.user_config)
+                require_prices(source.load(), config.prices)
+                # Admission goes by it, and tells the others.
+                config = config.model_copy(update={"tenants": source.tenants})
     return config
 
 
@@ -123,21 +156,33 @@ def _warn(name: str, warnings: Iterable[str]) -> None:
         print(f"{name}: warning: {warning}", file=sys.stderr)
 
 
+def _check(name: str) -> bool:
+    """Whether a file is fine; what is wrong is told."""
+    path, mistakes = Path(name), list[str]()
+    try:
+        configs = check_serve_config(path)
+        for model in (model for config in configs for model in config.served):
+            with _noted(mistakes):
+                check_model(model.engine)
+        _raise(path, mistakes)
+        for config in configs:
+            _warn(name, about(config))
+        _warn(name, about_address(path))
+    except OSError as error:
+        print(f"{name}: cannot read {error.filename}: {error.strerror}", file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+    else:
+        print(f"{name}: fine")
+        return True
+    return False
+
+
 def main() -> None:
     if not sys.argv[1:]:
         sys.exit("usage: python -m serve_app.check FILE ...")
-    for name in sys.argv[1:]:
-        try:
-            for config in check_serve_config(Path(name)):
-                for model in config.served:
-                    check_model(model.engine)
-                _warn(name, about(config))
-            _warn(name, about_address(Path(name)))
-        except OSError as error:
-            sys.exit(f"{name}: cannot read {error.filename}: {error.strerror}")
-        except ValueError as error:
-            sys.exit(str(error))
-        print(f"{name}: fine")
+    fine = [_check(name) for name in sys.argv[1:]]
+    sys.exit(not all(fine))
 
 
 if __name__ == "__main__":

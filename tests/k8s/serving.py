@@ -18,8 +18,8 @@ from ray.autoscaler._private.kuberay.autoscaling_config import (
 )
 
 from serve_app import leave_node
-from serve_app.check import BUILDER, DEPLOYMENTS, check_serve_config
-from serve_app.settings import AppConfig
+from serve_app.check import DEPLOYMENTS, check_serve_config
+from serve_app.settings import BUILDER, AppConfig
 from tests.k8s.kustomize import Resource
 from tests.k8s.manifests import Manifests, Pods
 

@@ -93,6 +93,42 @@ def test_our_own_settings_are_checked_too(check: Callable[[dict[str, Any]], None
         check(data)
 
 
+def test_all_mistakes_are_told_at_once(check: Callable[[dict[str, Any]], None]) -> None:
+    """Those of form first; once there is none, those of meaning."""
+    data = good()
+    [application] = data["applications"]
+    other = application | {"name": "other", "route_prefix": "/other", "args": {"tenants": []}}
+    data["applications"].append(other)
+    data["http_option"] = {}
+    data["http_options"]["port"] = "http"
+    application["args"] = application["args"] | {"grace_s": -1, "replicas": 0}
+    with pytest.raises(ValueError, match="http_option is") as caught:
+        check(data)
+    for words in ("http_options.port", "grace_s", "replicas", "name the model"):
+        assert words in str(caught.value)
+    data = good()
+    [application] = data["applications"]
+    application["args"] |= {"tenants": [{"id": "a", "daily_budget": 1}]}
+    application["autoscaling_policy"] = POLICY
+    user_config = {"tenants": [{"id": "a", "wait": 1, "weight": 0}]}
+    application["deployments"] = [
+        {"name": "Replicas"},
+        {"name": "Admission", "user_config": user_config},
+    ]
+    with pytest.raises(ValueError, match="has a budget") as caught:
+        check(data)
+    for words in ("needs args with autoscaling", "no deployment Replicas", ".wait: ", ".weight: "):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "3", "applications: 3", "applications: [3]"])
+def test_a_file_of_another_form_is_a_mistake(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=str(path)):
+        check_serve_config(path)
+
+
 def test_a_deployment_that_does_not_exist_is_refused(
     check: Callable[[dict[str, Any]], None],
 ) -> None:
