@@ -198,17 +198,18 @@ class Admission:
         price = self._gpu_dollars_per_hour
         return await asyncio.to_thread(usage_report, self._store, start, end, tenant, price)
 
-    async def close(self) -> int:
-        """Let no ingress take another request. Returns how many answers clients still wait for;
-        once that is 0, all usage is written down. To be called again until then, since an
-        Admission that starts anew does not know of it.
+    async def close(self) -> int | None:
+        """Let no ingress take another request. Returns how many answers clients still wait for,
+        None if no ingress has told; once it is 0, all usage is written down. To be called again
+        until then, since an Admission that starts anew does not know of it.
         """
         if not self._closed:
             self._closed = True
             self._publish()
         await self._journal.flush()
         oldest = time.monotonic() - ANSWER_S
-        return sum(told.due for told in self._answers.values() if told.told_at >= oldest)
+        due = [told.due for told in self._answers.values() if told.told_at >= oldest]
+        return sum(due) if due else None
 
     async def snapshot(self) -> Snapshot:
         """Counts of everything, for tests."""

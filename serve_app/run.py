@@ -71,16 +71,21 @@ def leave(graces: dict[str, float]) -> None:
 
 def _close(application: str) -> int:
     """Tell it, again and again, since what Admission knows dies with it. Returns how many answers
-    are not out yet."""
+    are not out yet, or may be."""
+    answers: int | None = None
     try:
         admission = serve.get_deployment_handle("Admission", application)
-        answers: int = admission.close.remote().result(timeout_s=CALL_TIMEOUT_S)
+        answers = admission.close.remote().result(timeout_s=CALL_TIMEOUT_S)
     except Exception as error:  # It is not up yet, or away for a moment.
         logger.debug("Admission cannot be told: %r", error)
-        state = serve.status().applications.get(application)
-        ingress = state and state.deployments.get("Ingress")
-        return ingress.replica_states.get("RUNNING", 0) if ingress else 0
-    return answers
+    return _ingresses(application) if answers is None else answers
+
+
+def _ingresses(application: str) -> int:
+    """How many run."""
+    state = serve.status().applications.get(application)
+    ingress = state and state.deployments.get("Ingress")
+    return ingress.replica_states.get("RUNNING", 0) if ingress else 0
 
 
 def _start(config: ServeDeploySchema) -> None:

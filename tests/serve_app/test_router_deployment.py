@@ -75,5 +75,7 @@ async def test_ingresses_hear_that_the_service_ends_and_tell_what_is_due(
     assert (await admission.watch("new", (0, 0))).notice == notice
     await tell("i", 0)
     assert await admission.close() == 1
-    monkeypatch.setattr(router_deployment, "ANSWER_S", 0.0)
+    await tell("j", 0)
     assert await admission.close() == 0
+    monkeypatch.setattr(router_deployment, "ANSWER_S", 0.0)
+    assert await admission.close() is None

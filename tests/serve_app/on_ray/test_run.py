@@ -19,7 +19,7 @@ import yaml
 from benchmarks.server import OUR_RUN, Server, serving
 from router.tenant import digest
 from tests.serve_app.on_ray.flood import Stream
-from tests.serve_app.on_ray.site import KEY, MODEL, descendants, is_alive, until
+from tests.serve_app.on_ray.site import KEY, MODEL, descendants, is_alive, kill, processes, until
 
 GRACE_S = 8.0
 END_S = 10.0
@@ -47,6 +47,13 @@ def config(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "serve.yaml"
     file.write_text(yaml.safe_dump({"http_options": {"port": port}, "applications": [application]}))
     return file
+
+
+def settle(config: Path, **args: Any) -> None:
+    """Change settings of the application."""
+    settings = yaml.safe_load(config.read_text())
+    settings["applications"][0]["args"] |= args
+    config.write_text(yaml.safe_dump(settings))
 
 
 @pytest.fixture
@@ -130,6 +137,28 @@ async def test_answers_that_run_or_wait_outlive_sigterm(server: Server) -> None:
     assert await ended(server, family, END_S) == 0
 
 
+@pytest.mark.long
+async def test_admission_may_die_meanwhile(config: Path) -> None:
+    """What runs is waited for, and who starts in its place is told, too."""
+    settle(config, grace_s=60.0)
+    stream = Stream(body(5000))
+    with serving(config, module=OUR_RUN) as server:
+        family = descendants(server.process.pid)
+        async with asking(server) as client:
+            reading = asyncio.create_task(stream.read(client))
+
+            async def runs() -> bool:
+                return bool(stream.data)
+
+            await until(runs)
+            server.process.terminate()
+            [admission] = processes("ServeReplica:fairstream:Admission", server.process.pid)
+            kill(admission)
+            await reading
+        assert await ended(server, family, 30 + END_S) == 0
+    assert stream.text
+
+
 async def test_a_second_sigterm_ends_at_once(server: Server) -> None:
     """C35."""
     family = descendants(server.process.pid)
@@ -162,9 +191,7 @@ def test_what_cannot_start_ends_with_the_reason(
     config: Path, option: dict[str, Any], told: str
 ) -> None:
     """What the settings show, or what only Serve finds."""
-    settings = yaml.safe_load(config.read_text())
-    settings["applications"][0]["args"] |= option
-    config.write_text(yaml.safe_dump(settings))
+    settle(config, **option)
     command = [sys.executable, "-m", *OUR_RUN, str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert done.returncode == 1
