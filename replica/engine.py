@@ -206,7 +206,9 @@ class Engine:
         sequence = Sequence.from_submit(
             submit, max_model_len=self.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        sequence.constraint = constraint_of(sampling, self._vocab_size, self._grammars)
+        sequence.constraint = constraint_of(
+            sampling, sequence.stop_ids, self._vocab_size, self._grammars
+        )
         return sequence
 
     def _abort(self, key: Key) -> None:

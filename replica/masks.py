@@ -19,16 +19,36 @@ from replica.sequence import Bits, Constraint, ConstraintFailure, Key, TokenIds
 ALL_ALLOWED = 0xFF
 
 
+def _packed(ids: tuple[int, ...], vocab_size: int, *, inside: bool) -> Bits:
+    """Uint8 [V/8]: the tokens of these ids, or all others."""
+    flags = np.full(vocab_size, not inside)
+    flags[list(ids)] = inside
+    return np.packbits(flags, bitorder="little")
+
+
 class AllowedTokens:
     """A fixed set of tokens."""
 
     def __init__(self, allowed: tuple[int, ...], vocab_size: int) -> None:
-        flags = np.zeros(vocab_size, bool)
-        flags[list(allowed)] = True
-        self._bits = np.packbits(flags, bitorder="little")
+        self._bits = _packed(allowed, vocab_size, inside=True)
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         bits[:] = self._bits
+
+
+class StopsHeldBack:
+    """Stop tokens are not allowed before there are `min_tokens`.
+
+    The sampler holds them back by itself. Here they count so that what another constraint leaves
+    is never a token that is held back: then no token at all could be sampled.
+    """
+
+    def __init__(self, stop_ids: tuple[int, ...], min_tokens: int, vocab_size: int) -> None:
+        self._others = _packed(stop_ids, vocab_size, inside=False)
+        self._min_tokens = min_tokens
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        bits[:] = self._others if len(output_ids) < self._min_tokens else ALL_ALLOWED
 
 
 class BadTokens:
@@ -69,9 +89,12 @@ class MakesConstraints(Protocol):
 
 
 def constraint_of(
-    sampling: Sampling, vocab_size: int, grammars: MakesConstraints | None
+    sampling: Sampling,
+    stop_ids: tuple[int, ...],
+    vocab_size: int,
+    grammars: MakesConstraints | None,
 ) -> Constraint | None:
-    """What limits the tokens of a sequence beyond its penalties.
+    """What limits the tokens of a sequence beyond its penalties. stop_ids: all that end it.
 
     Raises ValueError for a grammar where there is nothing to follow one with.
     """
@@ -82,6 +105,8 @@ def constraint_of(
         constraints.append(grammars.constraint(sampling.grammar))
     if sampling.allowed_token_ids is not None:
         constraints.append(AllowedTokens(sampling.allowed_token_ids, vocab_size))
+    if sampling.min_tokens and (constraints or sampling.bad_token_ids):
+        constraints.append(StopsHeldBack(stop_ids, sampling.min_tokens, vocab_size))
     if sampling.bad_token_ids:
         constraints.append(BadTokens(sampling.bad_token_ids))
     return reduce(Both, constraints) if constraints else None

@@ -83,6 +83,8 @@ class Sequence:
         sampling = submit.sampling
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        if sampling.grammar and sampling.min_tokens:
+            raise ValueError("min_tokens cannot be combined with a grammar, which ends the answer")
         own = () if sampling.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))
         _check_widths(sampling, stop_ids)
