@@ -26,7 +26,7 @@ def _packed(ids: tuple[int, ...], vocab_size: int, *, inside: bool) -> Bits:
     return np.packbits(flags, bitorder="little")
 
 
-class AllowedTokens:
+class AllowedTokens(Constraint):
     """A fixed set of tokens."""
 
     def __init__(self, allowed: tuple[int, ...], vocab_size: int) -> None:
@@ -36,7 +36,7 @@ class AllowedTokens:
         bits[:] = self._bits
 
 
-class StopsHeldBack:
+class StopsHeldBack(Constraint):
     """Stop tokens are not allowed before there are `min_tokens`.
 
     The sampler holds them back by itself. Here they count so that what another constraint leaves
@@ -51,7 +51,7 @@ class StopsHeldBack:
         bits[:] = self._others if len(output_ids) < self._min_tokens else ALL_ALLOWED
 
 
-class BadTokens:
+class BadTokens(Constraint):
     """Sequences of tokens that must not come up: the last token of one is not allowed where the
     others have just been sampled."""
 
@@ -67,11 +67,14 @@ class BadTokens:
                 bits[last >> 3] &= ~(1 << (last & 7)) & 0xFF
 
 
-class Both:
+class Both(Constraint):
     """What two constraints allow; what the first one does where that is nothing."""
 
     def __init__(self, first: Constraint, second: Constraint) -> None:
         self._first, self._second = first, second
+
+    def ready(self, timeout_s: float = 0.0) -> bool:
+        return self._first.ready(timeout_s) and self._second.ready(timeout_s)
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         self._first.fill(output_ids, bits)

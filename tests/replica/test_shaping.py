@@ -17,7 +17,7 @@ from tests.models import EOS_ID, VOCAB_SIZE, random_model, save
 from tests.oracle import decoder_runner, prompts
 from tests.races import arrivals_and_cancels, race_bench
 from tests.reference import Reference
-from tests.script import EOS, VOCAB, Bench, ScriptRunner, submit
+from tests.script import VOCAB, Bench, ScriptRunner, submit
 
 BLOCK, BLOCKS, CONTEXT, COUNT = 4, 256, 160, 20
 BOTH = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
@@ -232,26 +232,6 @@ def test_a_penalty_sees_the_newest_token(overlap, mates, options):
     outputs = engine.run(*others, submit("a", max_tokens=3, **options))
     assert outputs["a"] == [10, 11, 12]
     assert all(outputs[f"m{i}"] == [10] * 5 for i in range(mates))
-    engine.close()
-
-
-def test_bad_tokens_yield_where_nothing_else_is_allowed():
-    engine = Bench(ScriptRunner())
-    bad = {"allowed_token_ids": (20, 21), "bad_token_ids": ((20, 20), (21,))}
-    assert engine.run(submit("a", max_tokens=3, **bad)) == {"a": [20, 20, 20]}
-    engine.close()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_tokens_are_left_where_stops_are_held_back_and_others_are_bad(temperature):
-    """Each rule alone leaves a token, all together leave none: bad tokens yield."""
-    engine = Bench(ScriptRunner())
-    rules = {"allowed_token_ids": (EOS, 20), "bad_token_ids": ((20,),), "min_tokens": 3}
-    outputs = engine.run(
-        submit("a", max_tokens=9, temperature=temperature, **rules), submit("b", max_tokens=6)
-    )
-    assert outputs["a"] == [20, 20, 20, EOS]
-    assert outputs["b"] == [13, 14, 15, 16, 17, 18]
     engine.close()
 
 
