@@ -10,10 +10,14 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from replica.sequence import Bits, Constraint, ConstraintFailure, TokenIds
+
+LIMITS = LLParserLimits(step_max_items=5000)
+"""Items of the parser for one mask: enough for schemas with hundreds of fields. The library's own
+limit, ten times that, lets an ambiguous grammar hold every step of everybody up by 0.5 s."""
 
 
 class Grammars:
@@ -30,7 +34,9 @@ class Grammars:
 
     def constraint(self, grammar: str) -> GrammarConstraint:
         """A sequence's own; what is wrong with a grammar shows when it is first used."""
-        matcher = self._compiler.submit(LLMatcher, self._tokenizer, grammar, log_level=0)
+        matcher = self._compiler.submit(
+            LLMatcher, self._tokenizer, grammar, log_level=0, limits=LIMITS
+        )
         return GrammarConstraint(matcher, self._words)
 
 

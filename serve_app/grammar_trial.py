@@ -23,12 +23,16 @@ from concurrent.futures import ThreadPoolExecutor
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
+from replica.grammars import LIMITS
+
 CPU_S = 1
 """Processor time for one grammar; up to a second more, since the system counts whole ones."""
-WALL_S = 15.0
+WALL_S = 30.0
 MEMORY_BYTES = 2 << 30
 STACK_BYTES = 1 << 20
 """An engine's threads have more: what compiles here does not overflow there."""
+MASK_CPU_S = 0.1
+"""For what may come first, since a step of everybody's waits for it; schemas take 1 ms."""
 BYTES = 257
 """Vocabulary of the tokenizer that grammars are tried with: every byte, and an end."""
 
@@ -40,7 +44,7 @@ _BOOT = (
 
 
 class TooComplex(Exception):
-    """A grammar could not be compiled within the time, memory or stack that there is for it."""
+    """A grammar takes more than the time, memory or stack that there is for it."""
 
 
 class GrammarTrial:
@@ -71,7 +75,10 @@ class GrammarTrial:
             self._process = None
             self._end()
             raise TooComplex
-        return str(json.loads(answer))
+        error: str | None = json.loads(answer)
+        if error is None:
+            raise TooComplex
+        return error
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._process = subprocess.Popen(
@@ -105,7 +112,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """The process: a grammar per line, as a JSON string; a line with its error for each."""
+    """The process: a grammar per line, as a JSON string, and a line with its error, or null."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -125,12 +132,16 @@ def _limit_processor_time() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + CPU_S, most))
 
 
-def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> str:
-    """All that an engine does before the first token. What is wrong; empty if nothing is."""
-    if error := LLMatcher.validate_grammar(grammar):
+def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> str | None:
+    """What an engine does until the first token. What is wrong: nothing, if empty; None: it takes
+    too long."""
+    if error := LLMatcher.validate_grammar(grammar, limits=LIMITS):
         return error
-    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS)
+    started = time.thread_time()
     if not matcher.is_error():
         fill_next_token_bitmask(matcher, allocate_token_bitmask(1, BYTES))
+    if time.thread_time() - started > MASK_CPU_S:
+        return None
     error = matcher.get_error()
     return "it allows no text" if error.startswith("NoExtension") else error

@@ -87,6 +87,7 @@ def chain(rules: int) -> str:
 
 BOMBS = {
     "overflows the stack": {"guided_grammar": chain(4000)},
+    "fills the first mask for a second": {"guided_regex": "(a{1000}){900}"},
     "takes hours": {
         "guided_json": {
             "allOf": [{"type": "string", "pattern": f".*a.{{{i}}}"} for i in range(100)]
