@@ -33,19 +33,19 @@ class Server:
 
 @contextmanager
 def serving(config: Path, *, module: Sequence[str] = SERVE_RUN, **engine: Any) -> Iterator[Server]:
-    """module: what runs it, with arguments. engine: overrides settings of the engine.
-
-    To be used from the main thread. Raises TimeoutError if it does not come up.
-    """
+    """engine: overrides settings of the engine. The rest is as with `running`."""
     settings = yaml.safe_load(config.read_text())
     settings["applications"][0]["args"]["engine"] |= engine
-    with running(settings) as server:
+    with running(settings, module=module) as server:
         yield server
 
 
 @contextmanager
-def running(settings: dict[str, Any]) -> Iterator[Server]:
-    """What stands in a configuration file. Raises TimeoutError if it does not come up."""
+def running(settings: dict[str, Any], *, module: Sequence[str] = SERVE_RUN) -> Iterator[Server]:
+    """settings: what stands in a configuration file. module: what runs it, with arguments.
+
+    To be used from the main thread. Raises TimeoutError if it does not come up.
+    """
     [application] = settings["applications"]
     with (
         tempfile.NamedTemporaryFile("w", suffix=".yaml") as file,

@@ -30,6 +30,8 @@ from replica.stream import Device, HostDevice
 from replica.watchdog import Watchdog
 
 IDLE_REPORT_S = 1.0
+COMPILER_LOOK_S = 0.001
+"""With nothing to compute, a grammar that is being compiled is waited for in such turns."""
 REMEMBERED = 4096
 """Keys of ended and aborted sequences that are known again if their submit comes late."""
 
@@ -105,7 +107,8 @@ class Engine:
         """Until a Stop was received and what it left to do is done. Raises EngineStalled."""
         while not (self._stopping and not self.busy):
             self.advance()
-            self.watchdog.check(self.scheduler.num_steps, busy=self.busy)
+            waits = bool(self.rows.unready.any())  # for a compiler, which the front end has timed
+            self.watchdog.check(self.scheduler.num_steps, busy=self.busy and not waits)
         self.pipeline.close()
 
     @property
@@ -140,7 +143,10 @@ class Engine:
 
     def _schedule(self) -> Batch | None:
         with self._device.span(f"schedule {self.scheduler.num_steps}"):
-            return self.scheduler.schedule()
+            batch = self.scheduler.schedule()
+        if batch is None and self.pipeline.in_flight is None:
+            self.rows.look_for_ready(COMPILER_LOOK_S)
+        return batch
 
     def _update(self, output: StepOutput | None) -> None:
         if output is not None:
@@ -206,7 +212,9 @@ class Engine:
         sequence = Sequence.from_submit(
             submit, max_model_len=self.max_model_len, eos_token_ids=self._eos_token_ids
         )
-        sequence.constraint = constraint_of(sampling, self._vocab_size, self._grammars)
+        sequence.constraint = constraint_of(
+            sampling, sequence.stop_ids, self._vocab_size, self._grammars
+        )
         return sequence
 
     def _abort(self, key: Key) -> None:

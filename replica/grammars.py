@@ -7,18 +7,22 @@ module knows token ids, and no text but what the vocabulary spells.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
-from replica.sequence import Bits, ConstraintFailure, TokenIds
+from replica.sequence import Bits, Constraint, ConstraintFailure, TokenIds
+
+LIMITS = LLParserLimits(step_max_items=5000)
+"""Items of the parser for one mask: enough for schemas with hundreds of fields. The library's own
+limit, ten times that, lets an ambiguous grammar hold every step of everybody up by 0.5 s."""
 
 
 class Grammars:
     """Compiles grammars for one vocabulary, in a thread of its own: the step loop goes on, and
-    the prompt is computed meanwhile."""
+    the prompt is computed meanwhile, all but its last token."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """tokenizer_json: as the tokenizers library serialises it. Raises ValueError for a
@@ -30,11 +34,13 @@ class Grammars:
 
     def constraint(self, grammar: str) -> GrammarConstraint:
         """A sequence's own; what is wrong with a grammar shows when it is first used."""
-        matcher = self._compiler.submit(LLMatcher, self._tokenizer, grammar, log_level=0)
+        matcher = self._compiler.submit(
+            LLMatcher, self._tokenizer, grammar, log_level=0, limits=LIMITS
+        )
         return GrammarConstraint(matcher, self._words)
 
 
-class GrammarConstraint:
+class GrammarConstraint(Constraint):
     """Follows one sequence. Where the grammar is complete, only its end is allowed."""
 
     def __init__(self, matcher: Future[LLMatcher], words: np.ndarray) -> None:
@@ -42,6 +48,12 @@ class GrammarConstraint:
         self._matcher = matcher
         self._words = words
         self._read = 0
+
+    def ready(self, timeout_s: float = 0.0) -> bool:
+        """As of every constraint."""
+        if timeout_s:
+            wait([self._matcher], timeout_s)
+        return self._matcher.done()
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         """As of every constraint. Each token is read once, so a preemption costs nothing."""

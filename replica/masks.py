@@ -19,19 +19,39 @@ from replica.sequence import Bits, Constraint, ConstraintFailure, Key, TokenIds
 ALL_ALLOWED = 0xFF
 
 
-class AllowedTokens:
+def _packed(ids: tuple[int, ...], vocab_size: int, *, inside: bool) -> Bits:
+    """Uint8 [V/8]: the tokens of these ids, or all others."""
+    flags = np.full(vocab_size, not inside)
+    flags[list(ids)] = inside
+    return np.packbits(flags, bitorder="little")
+
+
+class AllowedTokens(Constraint):
     """A fixed set of tokens."""
 
     def __init__(self, allowed: tuple[int, ...], vocab_size: int) -> None:
-        flags = np.zeros(vocab_size, bool)
-        flags[list(allowed)] = True
-        self._bits = np.packbits(flags, bitorder="little")
+        self._bits = _packed(allowed, vocab_size, inside=True)
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         bits[:] = self._bits
 
 
-class BadTokens:
+class StopsHeldBack(Constraint):
+    """Stop tokens are not allowed before there are `min_tokens`.
+
+    The sampler holds them back by itself. Here they count so that what another constraint leaves
+    is never a token that is held back: then no token at all could be sampled.
+    """
+
+    def __init__(self, stop_ids: tuple[int, ...], min_tokens: int, vocab_size: int) -> None:
+        self._others = _packed(stop_ids, vocab_size, inside=False)
+        self._min_tokens = min_tokens
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        bits[:] = self._others if len(output_ids) < self._min_tokens else ALL_ALLOWED
+
+
+class BadTokens(Constraint):
     """Sequences of tokens that must not come up: the last token of one is not allowed where the
     others have just been sampled."""
 
@@ -47,11 +67,14 @@ class BadTokens:
                 bits[last >> 3] &= ~(1 << (last & 7)) & 0xFF
 
 
-class Both:
+class Both(Constraint):
     """What two constraints allow; what the first one does where that is nothing."""
 
     def __init__(self, first: Constraint, second: Constraint) -> None:
         self._first, self._second = first, second
+
+    def ready(self, timeout_s: float = 0.0) -> bool:
+        return self._first.ready(timeout_s) and self._second.ready(timeout_s)
 
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         self._first.fill(output_ids, bits)
@@ -69,9 +92,12 @@ class MakesConstraints(Protocol):
 
 
 def constraint_of(
-    sampling: Sampling, vocab_size: int, grammars: MakesConstraints | None
+    sampling: Sampling,
+    stop_ids: tuple[int, ...],
+    vocab_size: int,
+    grammars: MakesConstraints | None,
 ) -> Constraint | None:
-    """What limits the tokens of a sequence beyond its penalties.
+    """What limits the tokens of a sequence beyond its penalties. stop_ids: all that end it.
 
     Raises ValueError for a grammar where there is nothing to follow one with.
     """
@@ -82,6 +108,8 @@ def constraint_of(
         constraints.append(grammars.constraint(sampling.grammar))
     if sampling.allowed_token_ids is not None:
         constraints.append(AllowedTokens(sampling.allowed_token_ids, vocab_size))
+    if sampling.min_tokens and (constraints or sampling.bad_token_ids):
+        constraints.append(StopsHeldBack(stop_ids, sampling.min_tokens, vocab_size))
     if sampling.bad_token_ids:
         constraints.append(BadTokens(sampling.bad_token_ids))
     return reduce(Both, constraints) if constraints else None

@@ -56,6 +56,9 @@ class Rows:
         """How many are asked for."""
         self.constrained = np.zeros(max_rows, bool)
         """Its tokens are limited by a mask."""
+        self.unready = np.zeros(max_rows, np.int32)
+        """1 while its grammar is being compiled: its last token, from which the next is sampled,
+        waits for that."""
         self.stop_ids = np.full((max_rows, MAX_STOP_IDS), NO_TOKEN, np.int32)
         self.num_stops = np.zeros(max_rows, np.intp)
         self.last_step = np.full(max_rows, NEVER, np.int64)
@@ -79,9 +82,16 @@ class Rows:
 
     @property
     def pending(self) -> Int32s:
-        """[R] tokens that are known or in flight, and not scheduled."""
-        pending: Int32s = self.known + self.in_flight - self.scheduled
+        """[R] tokens that are known or in flight, not scheduled, and wait for nothing."""
+        pending: Int32s = self.known + self.in_flight - self.scheduled - self.unready
         return pending
+
+    def look_for_ready(self, timeout_s: float = 0.0) -> None:
+        """Note whose grammar is compiled by now; waits at most so long for each."""
+        for row in np.flatnonzero(self.unready).tolist():
+            constraint = self.sequence(row).constraint
+            assert constraint is not None
+            self.unready[row] = not constraint.ready(timeout_s)
 
     def output_lens(self, rows: Indices) -> Int32s:
         """Known tokens behind each row's prompt."""
@@ -114,7 +124,9 @@ class Rows:
         self.logprobs[row] = NONE_ASKED if sampling.logprobs is None else sampling.logprobs
         self.scored[row] = len(sequence.prompt_logprobs)
         self.score_end[row] = sequence.score_end
-        self.constrained[row] = sequence.constraint is not None
+        constraint = sequence.constraint
+        self.constrained[row] = constraint is not None
+        self.unready[row] = constraint is not None and not constraint.ready()
         self.gpu_ns[row] = sequence.gpu_ns
         self.live[row] = True
         sequence.row = row
@@ -140,6 +152,7 @@ class Rows:
         self.last_step[row] = NEVER
         self.block_table[row, : self.num_blocks[row]] = self.guard
         self.stop_ids[row] = NO_TOKEN
+        self.unready[row] = 0
         for array in (self.known, self.in_flight, self.scheduled, self.limit, self.num_blocks):
             array[row] = 0
         for flags in (self.live, self.ended, self.preempted):

@@ -129,13 +129,17 @@ def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions:
 
 
 def _invert(probabilities: Tensor, numbers: Tensor) -> Tensor:
-    """int64 [S]: where the cumulative probabilities of each row pass its number."""
+    """int64 [S]: where the cumulative probabilities of each row pass its number.
+
+    A row of NaN, which a model that overflows may give, gets the last id there is: its answer is
+    worthless, and its neighbours' are not.
+    """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:].contiguous()
     drawn = torch.searchsorted(cumulative, numbers[:, None] * total, right=True)
     # Rounding may lift number * total to the total: then the last possible token is meant.
     last = torch.searchsorted(cumulative, total)
-    return torch.minimum(drawn, last)[:, 0]
+    return torch.minimum(drawn, last)[:, 0].clamp(max=probabilities.shape[-1] - 1)
 
 
 def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor, least: Tensor) -> Tensor:

@@ -108,6 +108,7 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step: running rows first, one token each, then prompt chunks."""
+        self.rows.look_for_ready()
         pending = self.rows.pending
         decodes = self._decode_rows(pending)
         admitted = self._admit() if self.waiting else []

@@ -29,9 +29,13 @@ class ConstraintFailure(Exception):
 class Constraint(Protocol):
     """The rule that limits the tokens of one sequence."""
 
+    def ready(self, timeout_s: float = 0.0) -> bool:
+        """Whether it can be followed yet; waits for that at most so long."""
+        return True
+
     def fill(self, output_ids: TokenIds, bits: Bits) -> None:
         """Write uint8 [V/8], little bit order: what may follow `output_ids`, which is at least
-        as long as in the last call. Raises ConstraintFailure."""
+        as long as in the last call. Only once it is ready. Raises ConstraintFailure."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +87,8 @@ class Sequence:
         sampling = submit.sampling
         if sampling.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
+        if sampling.grammar and sampling.min_tokens:
+            raise ValueError("min_tokens cannot be combined with a grammar, which ends the answer")
         own = () if sampling.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))
         _check_widths(sampling, stop_ids)

@@ -25,6 +25,7 @@ from serve_app.deadline import TimeLimit, within
 from serve_app.edge import Edge
 from serve_app.errors import invalid
 from serve_app.fields import Prompt
+from serve_app.grammar_trial import GrammarTrial
 from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
 from serve_app.offers import Offer, Offers
@@ -79,6 +80,7 @@ class Api:
     def __init__(self, offers: Offers, limits: Limits) -> None:
         self._offers = offers
         self._limits = limits
+        self._trial = GrammarTrial()
         self._pace = Pace(limits.max_chunk_delay_ms / 1000)
         self._names_logged: set[str] = set()
 
@@ -156,7 +158,7 @@ class Api:
         offer = self._offer_for(body, request, prompts=1)
         model = await offer.model(request.state.tenant)
         tools = body.offered_tools
-        grammar = await grammar_of(body, model)  # before large tools are written down
+        grammar = await grammar_of(body, model, self._trial)  # before large tools are written down
         text, prompt_ids = await offer.encoder.chat(
             body.messages, model.max_model_len, tools, body.chat_template_kwargs
         )
@@ -175,7 +177,7 @@ class Api:
         offer = self._offer_for(body, request, len(body.prompt))
         model = await offer.model(request.state.tenant)
         prompts = [await _prompt_ids(prompt, offer, model) for prompt in body.prompt]
-        grammar = await grammar_of(body, model)
+        grammar = await grammar_of(body, model, self._trial)
         echoes = await asyncio.to_thread(_echoes, offer, body, prompts) if body.echo else ()
         shape = CompletionShape(_telling(offer, body), echoes)
         return self._answer(request, body, offer, model, prompts, shape, grammar), body

@@ -195,7 +195,7 @@ def _with_instructions(messages: Sequence[Message], tools: Sequence[Mapping[str,
 
 def _with_calls(turn: Message) -> str:
     calls = [call.function for call in turn.tool_calls or ()]
-    texts = [written(call.name, json.dumps(call.arguments)) for call in calls]
+    texts = [written(c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls]
     return "\n".join(filter(None, [turn.content, *texts]))
 
 

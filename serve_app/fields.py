@@ -168,7 +168,9 @@ def as_template_kwargs(value: object) -> Mapping[str, Any]:
 
 
 def as_arguments(value: object) -> Mapping[str, Any]:
-    """Of a call: a JSON object, written as a string."""
+    """Of a call: a JSON object, written as a string. Clients write nothing where it is empty."""
+    if isinstance(value, str) and not value.strip():
+        return {}
     try:
         arguments = json.loads(value) if isinstance(value, str) else None
     except (ValueError, RecursionError):

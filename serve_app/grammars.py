@@ -6,7 +6,6 @@ form is llguidance's (`replica.grammars`). The module does not know how tokens a
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from llguidance import LLMatcher
 from serve_app.backend import ServedModel
 from serve_app.conversation import Function
 from serve_app.errors import invalid
+from serve_app.grammar_trial import GrammarTrial, TooComplex
 from serve_app.protocol import ChatRequest, GenerationRequest
 from serve_app.tool_calls import END, HEAD, MARK, MIDDLE
 
@@ -32,7 +32,7 @@ CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-async def grammar_of(request: GenerationRequest, model: ServedModel) -> str:
+async def grammar_of(request: GenerationRequest, model: ServedModel, trial: GrammarTrial) -> str:
     """Empty if the output is free. Raises ApiError, naming the field, for what it cannot be."""
     asked = request.structure
     if isinstance(request, ChatRequest) and request.offered_tools:
@@ -45,8 +45,10 @@ async def grammar_of(request: GenerationRequest, model: ServedModel) -> str:
         raise invalid(f"{param} is not supported with this model", param, "unsupported_parameter")
     if len(grammar) > MAX_CHARS:
         raise invalid(f"{param} is larger than {MAX_CHARS} characters", param)
-    # In a thread: it may take tens of milliseconds, and releases the interpreter.
-    error = await asyncio.to_thread(LLMatcher.validate_grammar, grammar)
+    try:
+        error = await trial.error(grammar)
+    except TooComplex:
+        raise invalid(f"{param} is too complex to compile", param, "grammar_too_complex") from None
     if error:
         raise invalid(_told(param, error), param)
     return grammar

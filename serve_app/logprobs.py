@@ -14,7 +14,7 @@ from replica.messages import TokenLogprobs
 from serve_app.token_texts import TokenTexts
 
 LEAST = -9999.0
-"""Stands for minus infinity, which JSON cannot carry."""
+"""Stands for minus infinity and for what is no number, which JSON cannot carry."""
 
 
 class ToldToken(NamedTuple):
@@ -109,4 +109,4 @@ def _top(chosen: str, logprobs: TokenLogprobs, texts: TokenTexts) -> dict[str, f
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, LEAST)
+    return max(LEAST, logprob)  # in this order NaN, too, is LEAST

@@ -47,6 +47,13 @@ def sampling(
     min_tokens = request.min_tokens or 0
     if min_tokens > limit:
         raise invalid(f"min_tokens is greater than the output limit of {limit}", "min_tokens")
+    stops = _ids(request.stop_token_ids, model, "stop_token_ids") or ()
+    allowed = _ids(request.allowed_token_ids, model, "allowed_token_ids")
+    if allowed and min_tokens:
+        own = () if request.ignore_eos else model.eos_token_ids
+        if not set(allowed).difference(own, stops):
+            message = "allowed_token_ids holds but tokens that end the answer before min_tokens"
+            raise invalid(message, "allowed_token_ids")
     room = model.max_model_len - prompt_tokens
     top_k, top_p = _truncation(request, model)
     return Sampling(
@@ -63,9 +70,9 @@ def sampling(
         logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_alternatives,
         seed=_seed(request.seed),
-        stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids") or (),
+        stop_token_ids=stops,
         ignore_eos=bool(request.ignore_eos),
-        allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
+        allowed_token_ids=allowed,
         bad_token_ids=bad_token_ids,
         grammar=grammar,
     )

@@ -44,7 +44,7 @@ def written(name: str, arguments: str) -> str:
 
 def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
     """For models whose chat template does not know tools."""
-    listed = "\n".join(map(json.dumps, tools))
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     form = written("NAME", "{...}")
     return f"You may call these tools:\n{listed}\nTo call one, answer with\n{form}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 
-import numpy as np
 import pytest
 import torch
 
@@ -247,39 +246,6 @@ def test_seeded_draws_do_not_depend_on_company(bench, overlap):
     rest = engine.run(submit("x", prior_output_ids=tuple(alone[:6]), **seeded))
     assert rest["x"] == alone[6:]
     assert engine.reported[0].offset == 6
-
-
-class Alternating:
-    """Allows one token, which depends on all that came before (a grammar in miniature)."""
-
-    def fill(self, output_ids, bits):
-        flags = np.zeros(VOCAB, bool)
-        flags[20 + int(output_ids.sum() + len(output_ids)) % 20] = True
-        bits[:] = np.packbits(flags, bitorder="little")
-
-
-@BOTH
-def test_masks_see_every_sampled_token_and_touch_no_neighbour(bench, overlap):
-    """C10, X5: rows with and without rules join, leave, move and are preempted."""
-    engine = bench(overlap=overlap, kv_tokens=64)
-    engine.send(*(submit(f"r{i}", [5] * (1 + i), max_tokens=20) for i in range(8)))
-    receive = engine.engine._sequence
-
-    def with_rule(command):
-        sequence = receive(command)
-        if int(command.request_id[1:]) % 2:
-            sequence.constraint = Alternating()
-        return sequence
-
-    engine.engine._sequence = with_rule
-    outputs = engine.run()
-    for i in range(8):
-        expected: list[int] = []
-        for j in range(20):
-            ruled = 20 + (sum(expected) + len(expected)) % 20
-            expected.append(ruled if i % 2 else counting("", 1 + i + j))
-        assert outputs[f"r{i}"] == expected
-    assert engine.engine.stats().preemptions > 0
 
 
 @BOTH

@@ -66,7 +66,9 @@ def sample(
     sampler.admit_rows(batch, inputs)
     before = logits.clone()
     ids = sampler.sample(batch, inputs, logits, mask)
-    assert torch.equal(logits, before), "log probabilities are read from them afterwards"
+    assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), (
+        "log probabilities are read from them afterwards"
+    )
     assert torch.equal(sampler.last_token[:count], ids)
     chosen: list[int] = ids.tolist()
     return chosen
@@ -149,6 +151,17 @@ def test_a_greedy_row_with_banned_tokens_beside_a_sampled_one_makes_no_nan():
         ids = sample(logits, temperature=[0.0, 1.0], seed=[0, seed])
         assert ids[0] == 2
         assert ids[1] in (0, 2)
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_a_row_of_no_numbers_yields_an_id_and_harms_no_neighbour(value):
+    """An id beyond the vocabulary would be the end of everybody's step."""
+    logits = torch.stack([torch.full_like(LOGITS, value), LOGITS, torch.full_like(LOGITS, value)])
+    settings = {"temperature": [1.0, 1.0, 0.0], "seed": [1, 2, 3]}
+    for options in ({}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1}):
+        first, neighbour, last = sample(logits, **settings, **options)
+        assert {first, last} <= set(range(VOCAB))
+        assert [neighbour] == sample(LOGITS[None], seed=[2], **options)
 
 
 def test_tiny_temperatures_and_huge_logits_stay_finite():

@@ -235,13 +235,6 @@ def test_a_penalty_sees_the_newest_token(overlap, mates, options):
     engine.close()
 
 
-def test_bad_tokens_yield_where_nothing_else_is_allowed():
-    engine = Bench(ScriptRunner())
-    bad = {"allowed_token_ids": (20, 21), "bad_token_ids": ((20, 20), (21,))}
-    assert engine.run(submit("a", max_tokens=3, **bad)) == {"a": [20, 20, 20]}
-    engine.close()
-
-
 def test_pasts_that_do_not_fit_one_step_wait_for_the_next():
     """Each new row with penalties brings its tokens along; one context's worth fits a step."""
     engine = Bench(ScriptRunner(), max_model_len=32, max_rows=8, kv_tokens=1024)

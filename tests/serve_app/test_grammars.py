@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.backend import ServedModel
 from serve_app.errors import ApiError
+from serve_app.grammar_trial import GrammarTrial
 from serve_app.grammars import MAX_REASON, grammar_of
 from serve_app.protocol import CompletionRequest
 
@@ -14,9 +16,12 @@ MODEL = ServedModel("text", 0, vocab_size=300, eos_token_ids=(256,), max_model_l
 SECRET = "secret" * 100
 
 
+TRIAL = GrammarTrial()
+
+
 async def grammar(**fields: Any) -> str:
     request = CompletionRequest.model_validate({"model": "text", "prompt": "x", **fields})
-    return await grammar_of(request, MODEL)
+    return await grammar_of(request, MODEL, TRIAL)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,13 @@ async def grammar(**fields: Any) -> str:
         ({"guided_json": {"type": SECRET}}, "Invalid type"),
         ({"guided_json": {"not": {"type": "null"}}}, "not supported: [not]"),
         ({"guided_json": {"type": "string", "pattern": f"({SECRET}"}}, "unclosed group"),
+        ({"guided_json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable"),
+        ({"guided_json": {"enum": [float("nan")]}}, "expected value"),
+        ({"guided_json": {"$ref": "#"}}, "it allows no text"),
+        ({"guided_regex": "[^\\s\\S]"}, "it allows no text"),
+        ({"guided_grammar": "start: start"}, "it allows no text"),
+        ({"guided_grammar": "start: " + "(" * 30_000}, "too deeply nested"),
+        ({"guided_regex": "(" * 30_000 + "a" + ")" * 30_000}, "nested"),
     ],
 )
 async def test_the_reason_is_told_and_not_the_whole_grammar(
@@ -67,3 +79,40 @@ def accepts(made: str, text: str) -> bool:
 )
 async def test_classes_of_a_regex_are_of_ascii(regex: str, text: str, fits: bool) -> None:
     assert accepts(await grammar(guided_regex=regex), text) == fits
+
+
+def chain(rules: int) -> str:
+    return "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(rules)) + f'r{rules}: "a"'
+
+
+BOMBS = {
+    "overflows the stack": {"guided_grammar": chain(4000)},
+    "fills the first mask for a second": {"guided_regex": "(a{1000}){900}"},
+    "takes hours": {
+        "guided_json": {
+            "allOf": [{"type": "string", "pattern": f".*a.{{{i}}}"} for i in range(100)]
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_a_grammar_that_ends_its_compiler_is_refused_and_harms_nobody(bomb: str) -> None:
+    asked = [grammar(**BOMBS[bomb]), grammar(guided_regex="a+")]
+    refused, other = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(refused, ApiError)
+    assert (refused.status, refused.code) == (400, "grammar_too_complex")
+    assert isinstance(other, str)
+    assert accepts(other, "aa")
+
+
+async def test_large_grammars_that_are_harmless_are_tried_in_time() -> None:
+    nested: Any = {"type": "null"}
+    for _ in range(60):
+        nested = {"type": "array", "items": nested, "maxItems": 10**18}
+    many = {"type": "object", "properties": {f"field{i}": {"type": "integer"} for i in range(200)}}
+    assert accepts(await grammar(guided_json=nested), "[]")
+    assert accepts(await grammar(guided_json=many), "{}")
+    assert accepts(await grammar(guided_grammar=chain(100)), "a")
+    assert accepts(await grammar(guided_choice=["a b#&~\n\0\"'", "</s>", "a"]), "a b#&~\n\0\"'")
+    assert accepts(await grammar(guided_regex="^(yes|no)$"), "yes")

@@ -196,10 +196,11 @@ def test_the_likeliest_choices_are_shown(http: httpx.Client, backend: TextBacken
     assert reply["usage"]["completion_tokens"] == 10 + 6
 
 
-def test_infinity_is_a_number_in_json() -> None:
+@pytest.mark.parametrize("value", [-float("inf"), float("nan")])
+def test_what_json_cannot_carry_is_a_number(value: float) -> None:
     """C29."""
     texts = TokenTexts(byte_tokenizer().backend_tokenizer)
-    told = [ToldToken(65, 0, TokenLogprobs(-float("inf"), (65, 66), (0.0, -float("inf"))))]
+    told = [ToldToken(65, 0, TokenLogprobs(value, (65, 66), (0.0, value)))]
     assert for_chat(told, texts).content[0].top_logprobs[1].logprob == LEAST
     assert for_text(told, texts).token_logprobs == [LEAST]
 

@@ -100,6 +100,27 @@ def test_ids_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
         check_prompt(ids, MODEL, "prompt")
 
 
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"allowed_token_ids": [256], "min_tokens": 1}, False),
+        ({"allowed_token_ids": [65, 256], "stop_token_ids": [65], "min_tokens": 1}, False),
+        ({"allowed_token_ids": [65, 256], "min_tokens": 1}, True),
+        ({"allowed_token_ids": [256], "min_tokens": 1, "ignore_eos": True}, True),
+        ({"allowed_token_ids": [256]}, True),
+    ],
+)
+def test_some_token_is_allowed_before_the_answer_may_end(
+    fields: dict[str, Any], fits: bool
+) -> None:
+    if fits:
+        sampled(**fields)
+        return
+    with pytest.raises(ApiError, match="allowed_token_ids") as refused:
+        sampled(**fields)
+    assert refused.value.status == 400
+
+
 def test_the_length_of_a_prompt_is_told_before_its_ids() -> None:
     """R16."""
     model = replace(MODEL, max_model_len=3)

@@ -77,7 +77,8 @@ def test_guided_output(client: openai.OpenAI, fields: dict[str, Any], pattern: s
 
 def test_a_grammar_that_grows_too_complex_is_the_clients_fault(client: openai.OpenAI) -> None:
     """It can be compiled; where it leads shows while the answer is generated."""
-    body = {"prompt": "Once upon", "max_tokens": 24, "guided_regex": "(a{1000}){1000}"}
+    schema = {"type": "object", "properties": {f"f{i}": {"type": "null"} for i in range(1000)}}
+    body = {"prompt": "Once upon", "max_tokens": 24, "guided_json": schema}
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=NAME, **arguments(body))
     assert caught.value.code == "grammar_too_complex"

@@ -107,11 +107,15 @@ def test_the_client_gets_calls_plain_and_streamed(
     assert len({call.id for call in [*made, *streamed]}) == 4
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [("{}", "{}"), ("", "{}"), (" \n", "{}"), ('{"a":"\\u00e9"}', '{"a": "é"}')],
+)
 def test_templates_without_tools_get_instructions(
-    client: openai.OpenAI, backend: TextBackend
+    client: openai.OpenAI, backend: TextBackend, arguments: str, shown: str
 ) -> None:
     """And earlier calls as text, as an answer would write them."""
-    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     turns = [
         {"role": "user", "content": "hot?"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -121,4 +125,4 @@ def test_templates_without_tools_get_instructions(
     client.chat.completions.create(**chat(messages=turns, tools=[WEATHER], max_tokens=1))
     prompt = bytes(backend.generations[0].prompt_ids).decode()
     assert json.dumps(WEATHER["function"]["name"]) in prompt
-    assert prompt.endswith("hot?" + written("weather", "{}") + "20 degrees")
+    assert prompt.endswith("hot?" + written("weather", shown) + "20 degrees")
