@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from router.messages import ReplicaReport, RequestInfo, Sync
+from router.messages import ReplicaReport, RequestInfo, Sync, SyncReply
 from router.policy import FairPolicy
 from serve_app import router_deployment
 from serve_app.router_deployment import Admission
@@ -77,3 +77,13 @@ async def test_ingresses_hear_that_the_service_ends_and_tell_what_is_due(
     assert await admission.close() == 1
     monkeypatch.setattr(router_deployment, "ANSWER_S", 0.0)
     assert await admission.close() == 0
+
+
+async def test_the_largest_limits_can_be_told(admission: Admission) -> None:
+    """One number that does not travel would hold up everybody's requests."""
+    limits = {"requests_per_minute": 2**53, "tokens_per_minute": 2**53}
+    await admission.reconfigure({"tenants": [{"id": "acme", **limits}]})
+    info = RequestInfo("x", "acme", 10, 10, model="m")
+    reply = await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 0, waiting=(info,))))
+    told = msgspec.msgpack.decode(reply, type=SyncReply).rate_limits["acme"]
+    assert (told.requests.limit, told.tokens.limit) == (2**53, 2**53)
