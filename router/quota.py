@@ -8,7 +8,7 @@ the queue's business.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ class Hold(NamedTuple):
     windows: tuple[str, ...]
     """Their ids."""
     max_tokens: int
+    requests: int = 1
+    """0 of all but the first of what a client asked for at once."""
 
 
 class Quota:
@@ -90,40 +92,34 @@ class Quota:
         self._budgets = tuple(known.values())
         self._current, self._windows, self._until = (), (), -inf
 
-    def hold(self, info: RequestInfo, output: int) -> Hold | Denial:
-        """Hold what a request may use: `output` tokens are likely."""
-        now, requests, rate = self._clock(), self._requests, self._tokens
-        tokens, wait_s = 0.0, 0.0
-        if requests is not None and requests.level(now) < 1.0:
-            wait_s = requests.wait_s(1.0, now)
-        if rate is not None:
-            tokens = self._likely(info, output)
-            if rate.level(now) < tokens:
-                wait_s = max(rate.wait_s(tokens, now), wait_s)
-        accounts, max_tokens, worst = self._accounts(), info.max_tokens, 0
-        if accounts:
-            max_tokens, worst = self._affordable(info)
-            if max_tokens < 1:
-                return self._broke(info, wait_s)
+    def hold(
+        self, asked: Sequence[tuple[RequestInfo, int]], *, again: bool = False
+    ) -> list[Hold] | Denial:
+        """Hold what a group of requests may use, or nothing: of each with the output that is
+        likely. Together they are one to the rate of requests, and of a budget that is too small
+        for all each has an equal share.
+
+        again: an earlier router has admitted them, so no rate refuses them.
+        """
+        infos = [info for info, _ in asked]
+        tokens = [self._likely(info, output) for info, output in asked]
+        now, together = self._clock(), sum(tokens)
+        wait_s = 0.0 if again else self._wait_s(together, now)
+        holds = self._hold_money(infos, tokens)
+        if holds is None:
+            return self._broke(infos, wait_s)
         if wait_s:
-            return Denial(RefusalKind.RATE, self._over_rate(tokens, now), wait_s)
-        if requests is not None:
-            requests.take(1.0)
-        if rate is not None:
-            rate.take(tokens)
-        for account in accounts:
-            account.held += worst
-        return Hold(tokens, worst, accounts, self._windows, max_tokens)
+            self._let_go(holds)
+            return Denial(RefusalKind.RATE, self._over_rate(together, now), wait_s)
+        if not (again and self._rates_known):
+            self._take(together, now)
+        return holds
 
     def resume(self, info: RequestInfo, output: int) -> Hold:
         """Hold for a request that an earlier router has admitted, whatever is left."""
         tokens = self._likely(info, output)
         if not self._rates_known:
-            now = self._clock()
-            for bucket, units in ((self._requests, 1.0), (self._tokens, tokens)):
-                if bucket is not None:
-                    bucket.level(now)
-                    bucket.take(units)
+            self._take(tokens, self._clock())
         accounts = self._accounts()
         worst = self._prices.cost(info.model, info.prompt_tokens, 0, info.max_tokens)
         for account in accounts:
@@ -132,7 +128,7 @@ class Quota:
 
     def settle(self, hold: Hold, tokens: int, price: int) -> None:
         """Replace a hold by what was used, and its price in micro-dollars."""
-        held_tokens, held_micro, accounts, _, _ = hold
+        held_tokens, held_micro, accounts = hold[:3]
         if self._tokens is not None:
             self._tokens.level(self._clock())
             self._tokens.take(tokens - held_tokens)
@@ -145,7 +141,7 @@ class Quota:
         self.settle(hold, 0, 0)
         if self._requests is not None:
             self._requests.level(self._clock())
-            self._requests.take(-1.0)
+            self._requests.take(-hold.requests)
 
     def restore(self, spent: Callable[[str], int]) -> None:
         """Take over what was spent, by window id, before this process."""
@@ -202,13 +198,56 @@ class Quota:
             self._until = min(budget.ends_at for budget in self._budgets)
         return self._current
 
-    def _affordable(self, info: RequestInfo) -> tuple[int, int]:
-        """Output that a request can pay for, at most what it asks; and what it costs at worst."""
+    def _wait_s(self, tokens: float, now: float) -> float:
+        """Until the rates let a request pass; of more than a minute's worth of tokens all of it has
+        to be there, and the rest becomes a debt."""
+        wait_s = 0.0
+        if self._requests is not None:
+            wait_s = self._requests.wait_s(1.0, now)
+        if self._tokens is not None:
+            wait_s = max(wait_s, self._tokens.wait_s(min(tokens, self._tokens.limit), now))
+        return wait_s
+
+    def _take(self, tokens: float, now: float) -> None:
+        """One request, and its tokens."""
+        for bucket, units in ((self._requests, 1.0), (self._tokens, tokens)):
+            if bucket is not None:
+                bucket.level(now)
+                bucket.take(units)
+
+    def _hold_money(
+        self, infos: Sequence[RequestInfo], tokens: Sequence[float]
+    ) -> list[Hold] | None:
+        """Hold the worst case of each. None, and nothing is held, where that cannot be paid for."""
+        holds: list[Hold] = []
+        for place, info in enumerate(infos):
+            accounts, max_tokens, worst = self._accounts(), info.max_tokens, 0
+            if accounts:
+                max_tokens, worst = self._affordable(info, len(infos) - place)
+                if max_tokens < 1:
+                    self._let_go(holds)
+                    return None
+            for account in accounts:
+                account.held += worst
+            requests = 0 if place else 1
+            holds.append(Hold(tokens[place], worst, accounts, self._windows, max_tokens, requests))
+        return holds
+
+    @staticmethod
+    def _let_go(holds: Iterable[Hold]) -> None:
+        for hold in holds:
+            for account in hold.accounts:
+                account.held -= hold.micro
+
+    def _affordable(self, info: RequestInfo, sharers: int) -> tuple[int, int]:
+        """Output that a request can pay for with its share of what is left, at most what it asks;
+        and what it costs at worst."""
         left = _UNLIMITED
         for budget, account in zip(self._budgets, self._current, strict=True):
             remaining = budget.limit - account.spent - account.held
             if remaining < left:
                 left = remaining
+        left //= sharers
         prompt, output = info.prompt_tokens, info.max_tokens
         worst = self._prices.cost(info.model, prompt, 0, output)
         if worst > left:
@@ -216,10 +255,11 @@ class Quota:
             worst = self._prices.cost(info.model, prompt, 0, output)
         return output, worst
 
-    def _broke(self, info: RequestInfo, wait_s: float) -> Denial:
+    def _broke(self, infos: Sequence[RequestInfo], wait_s: float) -> Denial:
         """Come back with the window that has enough, or soon if it is only held."""
         wall = self._wall()
-        least = self._prices.cost(info.model, info.prompt_tokens, 0, 1)
+        costs = [self._prices.cost(info.model, info.prompt_tokens, 0, 1) for info in infos]
+        least = len(costs) * max(costs)
         short = [budget for budget in self._budgets if budget.unspent(wall) < least]
         if not short:
             reason = "what is left of the budget is held by requests that run"
@@ -235,7 +275,7 @@ class Quota:
         over = []
         if self._requests is not None and self._requests.wait_s(1.0, now):
             over.append(f"{self._requests.limit} requests per minute")
-        if self._tokens is not None and self._tokens.wait_s(tokens, now):
+        if self._tokens is not None and self._tokens.wait_s(min(tokens, self._tokens.limit), now):
             over.append(f"{self._tokens.limit} tokens per minute")
         return "over the limit of " + " and ".join(over)
 

@@ -92,6 +92,8 @@ class _Waiting:
     asked_at: float
     earlier: _Lease | None
     """What its earlier attempts have come to."""
+    shown_in: int = 0
+    """The first sync that it was in."""
 
     def lease(self, grant: Grant) -> _Lease:
         request = replace(self.request, max_tokens=grant.max_tokens)
@@ -130,6 +132,8 @@ class AdmissionClient:
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._answers = answers
         self._sequence = 0
+        self._answered = 0
+        """The last sync that was answered."""
         self._answered_at = float("-inf")
         self._waiting: dict[str, _Waiting] = {}
         self._leases: dict[str, _Lease] = {}
@@ -281,11 +285,16 @@ class AdmissionClient:
 
     def _state(self) -> Sync:
         self._sequence += 1
+        admitted = 0
+        for waiting in self._waiting.values():
+            waiting.shown_in = waiting.shown_in or self._sequence
+            admitted += waiting.shown_in <= self._answered
         return Sync(
             ingress=self.ingress,
             sequence=self._sequence,
             epoch=self.epoch,
             waiting=tuple(waiting.request for waiting in self._waiting.values()),
+            admitted=admitted,
             leases=tuple(
                 LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached, lease.gpu_s)
                 for lease in self._leases.values()
@@ -309,7 +318,7 @@ class AdmissionClient:
         return rates
 
     def _apply(self, reply: SyncReply) -> None:
-        self._answered_at = time.monotonic()
+        self._answered_at, self._answered = time.monotonic(), self._sequence
         told = {name: (self._answered_at, rates) for name, rates in reply.rate_limits.items()}
         if reply.epoch == self.epoch:
             self._rates_to_repeat = self.epoch, told
