@@ -68,9 +68,17 @@ class Dispatcher:
 
         again: an earlier router has admitted them, so no rate refuses them.
         """
-        quota = self.quotas[requests[0].info.tenant]
+        request = requests[0]
+        quota = self.quotas[request.info.tenant]
+        if len(requests) == 1 and not again:  # as nearly always
+            hold = quota.hold(request.info, self._likely_output(request.info))
+            if isinstance(hold, Denial):
+                return hold
+            request.hold = hold
+            self.enqueue(request)
+            return None
         asked = [(request.info, self._likely_output(request.info)) for request in requests]
-        holds = quota.hold(asked, again=again)
+        holds = quota.hold_all(asked, again=again)
         if isinstance(holds, Denial):
             return holds
         for request, hold in zip(requests, holds, strict=True):

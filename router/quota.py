@@ -92,12 +92,37 @@ class Quota:
         self._budgets = tuple(known.values())
         self._current, self._windows, self._until = (), (), -inf
 
-    def hold(
+    def hold(self, info: RequestInfo, output: int) -> Hold | Denial:
+        """Hold what a request may use: `output` tokens are likely. The same as `hold_all` of one,
+        and faster."""
+        now, requests, rate = self._clock(), self._requests, self._tokens
+        tokens, wait_s = 0.0, 0.0
+        if requests is not None and requests.level(now) < 1.0:
+            wait_s = requests.wait_s(1.0, now)
+        if rate is not None:
+            tokens = self._likely(info, output)
+            if rate.level(now) < tokens:
+                wait_s = max(rate.wait_s(tokens, now), wait_s)
+        accounts, max_tokens, worst = self._accounts(), info.max_tokens, 0
+        if accounts:
+            max_tokens, worst = self._affordable(info, 1)
+            if max_tokens < 1:
+                return self._broke([info], wait_s)
+        if wait_s:
+            return Denial(RefusalKind.RATE, self._over_rate(tokens, now), wait_s)
+        if requests is not None:
+            requests.take(1.0)
+        if rate is not None:
+            rate.take(tokens)
+        for account in accounts:
+            account.held += worst
+        return Hold(tokens, worst, accounts, self._windows, max_tokens)
+
+    def hold_all(
         self, asked: Sequence[tuple[RequestInfo, int]], *, again: bool = False
     ) -> list[Hold] | Denial:
-        """Hold what a group of requests may use, or nothing: of each with the output that is
-        likely. Together they are one to the rate of requests, and of a budget that is too small
-        for all each has an equal share.
+        """Hold what a group of requests may use, or nothing. Together they are one to the rate of
+        requests, and of a budget that is too small for all each has an equal share.
 
         again: an earlier router has admitted them, so no rate refuses them.
         """
@@ -247,7 +272,8 @@ class Quota:
             remaining = budget.limit - account.spent - account.held
             if remaining < left:
                 left = remaining
-        left //= sharers
+        if sharers > 1:
+            left //= sharers
         prompt, output = info.prompt_tokens, info.max_tokens
         worst = self._prices.cost(info.model, prompt, 0, output)
         if worst > left:

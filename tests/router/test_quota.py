@@ -24,15 +24,8 @@ class Desk:
     quota: Quota
     clock: Clock
 
-    def hold(self, prompt: int = 5, output: int = 20, model: str = "m") -> Hold | Denial:
-        held = self.hold_all((prompt, output), model=model)
-        return held if isinstance(held, Denial) else held[0]
-
-    def hold_all(
-        self, *asked: tuple[int, int], model: str = "m", again: bool = False
-    ) -> list[Hold] | Denial:
-        infos = [(RequestInfo("r", "a", *sizes, model=model), sizes[1]) for sizes in asked]
-        return self.quota.hold(infos, again=again)
+    def hold(self, prompt: int = 5, output: int = 20) -> Hold | Denial:
+        return self.quota.hold(RequestInfo("r", "a", prompt, output, model="m"), output)
 
     def settle(self, hold: Hold, prompt: int = 5, cached: int = 0, output: int = 20) -> int:
         price = PRICES.cost("m", prompt, cached, output)
@@ -158,7 +151,7 @@ def test_new_limits_keep_what_was_used_and_old_holds_are_settled():
 def test_what_was_free_is_settled_after_its_window_is_over():
     """Nothing is held for it, so the budget has forgotten the window by then."""
     desk = desk_of(**LIMITS)
-    hold = desk.hold(model="free")
+    hold = desk.quota.hold(RequestInfo("r", "a", 5, 20, model="free"), 20)
     desk.clock.now += 2 * 86400
     assert desk.quota.windows() == ("1970-01-03", "1970-01")
     desk.quota.settle(hold, 25, 0)
@@ -181,6 +174,18 @@ STEPS = st.lists(
     ),
     max_size=60,
 )
+
+
+@given(STEPS)
+def test_one_alone_is_held_for_as_a_group_of_one(steps):
+    one, many = desk_of(**LIMITS), desk_of(**LIMITS)
+    for action, prompt, output, _, seconds in steps:
+        one.clock.now = many.clock.now = one.clock.now + seconds
+        if action == "hold":
+            info = RequestInfo("r", "a", prompt, output, model="m")
+            alone, grouped = one.quota.hold(info, output), many.quota.hold_all([(info, output)])
+            assert alone == (grouped if isinstance(grouped, Denial) else grouped[0])
+            assert one.quota.rate_limits() == many.quota.rate_limits()
 
 
 @given(STEPS)
