@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import NamedTuple
 
-from router.budget import Account, Budget, zone
+from router.budget import Account, Budget, Period, window, zone
 from router.messages import RateLimit, RateLimits, RefusalKind, RequestInfo
 from router.pricing import MICRO, PriceList, micro
 from router.rate import Bucket
@@ -168,11 +168,6 @@ class Quota:
             self._requests.level(self._clock())
             self._requests.take(-hold.requests)
 
-    def restore(self, spent: Callable[[str], int]) -> None:
-        """Take over what was spent, by window id, before this process."""
-        for budget in self._budgets:
-            budget.restore(spent, self._wall())
-
     def learn_rates(self, rates: RateLimits) -> None:
         """Forgive nothing that an earlier router has counted, what still runs included."""
         now = self._clock()
@@ -182,7 +177,8 @@ class Quota:
                 bucket.lower(told.limit, told.reset_s, now)
 
     def learn(self, window: str, spent: int) -> None:
-        """Take over what others spent, too."""
+        """Take over what was spent by others, or before this process."""
+        self._accounts()  # those of now exist
         for budget in self._budgets:
             budget.learn(window, spent)
 
@@ -312,6 +308,16 @@ class Quota:
             return Bucket(limit, self._clock())
         bucket.resize(limit, self._clock())
         return bucket
+
+
+def windows_of(tenant: Tenant, wall: float) -> list[str]:
+    """Ids of the windows in which a tenant's money is counted at the Unix time `wall`."""
+    limits: dict[Period, float | None] = {
+        "day": tenant.daily_budget,
+        "month": tenant.monthly_budget,
+    }
+    tz = zone(tenant.time_zone)
+    return [window(period, wall, tz).id for period, limit in limits.items() if limit is not None]
 
 
 _UNLIMITED = 1 << 62

@@ -73,7 +73,7 @@ class Router:
         self._ingress_timeout_s = ingress_timeout_s
         self._forget_s = forget_s
         policy, self._past = policy or FairPolicy(), past
-        self._accounts = Accounts(clock, wall, prices, past)
+        self._accounts = Accounts(clock, wall, prices)
         self._pools = Pools(policy, clock, report_timeout_s, self._accounts)
         self._gate = Gate(self._pools, policy)
         self._ingresses: dict[str, Ingress] = {}
@@ -124,11 +124,15 @@ class Router:
             self._accounts.ledger.observe(report.replica, report.gpu)
         self._dispatch()
 
-    def update_tenants(self, tenants: Tenants) -> None:
-        """Take over weights and limits. What waits of a tenant that is gone is refused at the
-        next sync that shows it; what runs goes on to its end."""
+    def update_tenants(
+        self, tenants: Tenants, spent: Mapping[tuple[str, str], int] | None = None
+    ) -> None:
+        """Take over weights and limits, and what was spent already, see `learn_spending`. What
+        waits of a tenant that is gone is refused at the next sync that shows it; what runs goes
+        on to its end."""
         self._pools.configure(tenants.tenants)
         self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
+        self.learn_spending(spent or {})
         self._dispatch()
 
     def expire(self) -> None:

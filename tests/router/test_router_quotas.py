@@ -182,13 +182,12 @@ class Written:
     def is_booked(self, request_id: str) -> bool:
         return request_id == "x"
 
-    def spent(self, tenant: str, window: str) -> int:
-        return {("a", "1970-01-01"): 300}.get((tenant, window), 0)
-
 
 def test_a_restarted_router_charges_nothing_twice():
     """The ingress shows an ending again that was booked already, and one that was not."""
-    desk = Desk(slots=1, past=Written(), a={"daily_budget": 1.0})
+    limits = {"daily_budget": 1.0}
+    desk = Desk(slots=1, past=Written(), a=limits)
+    desk.router.update_tenants(tenants_of(a=limits), {("a", "1970-01-01"): 300})
     endings = (ending(info("x"), produced=50), ending(info("y"), produced=50))
     reply = desk.sync(endings=endings, epoch=EPOCH - 1)
     assert set(reply.settled) == {"x", "y"}
