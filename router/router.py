@@ -16,6 +16,7 @@ from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
 from router.groups import for_all, groups
 from router.ingress import Ingress
+from router.latencies import Latencies
 from router.ledger import Journal, Past
 from router.messages import (
     Ending,
@@ -67,7 +68,7 @@ class Router:
     ) -> None:
         if epoch < 1:
             raise ValueError("epoch must be at least 1: 0 means that an ingress knows none")
-        self.epoch = epoch
+        self.epoch, self.latencies = epoch, Latencies()
         self._clock = clock
         self._grants_from = clock() + grace_s
         self._ingress_timeout_s = ingress_timeout_s
@@ -214,6 +215,7 @@ class Router:
                     self._open(request, ending.produced, ending.cached, resumed)
                 self._pool(request).progress(request, ending.produced, ending.cached)
                 request.gpu_s = ending.gpu_s
+                self.latencies.add(ending)
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 

@@ -285,6 +285,7 @@ class Admission:
             state = self._router.snapshot()
             self._waiting = state.waiting
             self._metrics.tell(state)
+            self._metrics.observe(self._router.latencies.take())
             self._news &= state.ingresses.keys()
             self._answers = {name: self._answers[name] for name in state.ingresses}
             self._forget_silent()

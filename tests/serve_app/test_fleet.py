@@ -179,6 +179,18 @@ async def test_a_request_that_sent_nothing_starts_again_elsewhere(world: World) 
     assert usage.prompt_tokens == 3
 
 
+async def test_the_time_to_the_first_token_is_measured_once_and_in_seconds(world: World) -> None:
+    """R50: from the arrival to the first token, not to the first message."""
+    await world.start("a", step_s=0.3)
+    await world.collect(generation(max_tokens=3))
+    await until(world.at_rest)
+    [latency] = world.admission.router.latencies.take()
+    assert latency.model == "model"
+    assert 0.25 < latency.first_token_s <= 0.5
+    assert latency.token_s == pytest.approx(0.3, abs=0.15)
+    assert world.admission.router.latencies.take() == []
+
+
 async def test_what_a_prompt_took_that_nobody_waits_for_is_its_tenants(world: World) -> None:
     """Nothing has told of it before the first token, but the engine does when it stops."""
     await world.start("a", step_s=0.05)
