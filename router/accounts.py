@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from router.concurrency import Concurrency
-from router.ledger import Ledger, Past
+from router.ledger import Ledger
 from router.pricing import PriceList
 from router.quota import Quota
 from router.tenant import Tenant
@@ -24,14 +23,13 @@ class Accounts:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         prices: PriceList | None = None,
-        past: Past | None = None,
     ) -> None:
         self.ledger = Ledger()
         self.prices = prices or PriceList({})
         self.quotas: dict[str, Quota] = {}
         self.concurrencies: dict[str, Concurrency] = {}
         """Of the tenants that some pool knows."""
-        self._clock, self._wall, self._past = clock, wall, past
+        self._clock, self._wall = clock, wall
 
     def configure(self, tenants: Iterable[Tenant]) -> None:
         """Take over quotas; what is used of them stays. The queues tell the concurrency."""
@@ -39,11 +37,8 @@ class Accounts:
             quota = self.quotas.get(tenant.id)
             if quota is not None:
                 quota.configure(tenant)
-                continue
-            quota = Quota(tenant, self.prices, self._clock, self._wall)
-            if self._past is not None:
-                quota.restore(partial(self._past.spent, tenant.id))
-            self.quotas[tenant.id] = quota
+            else:
+                self.quotas[tenant.id] = Quota(tenant, self.prices, self._clock, self._wall)
 
     def queued(self, tenant: str) -> int:
         """Requests of a tenant that wait, for whichever model."""

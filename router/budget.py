@@ -7,7 +7,7 @@ requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Literal, NamedTuple, TypeAlias
@@ -93,11 +93,6 @@ class Budget:
     def unspent(self, now: float) -> int:
         """Micro-dollars not spent: what may remain once all holds are settled."""
         return self.limit - self.account(now).spent
-
-    def restore(self, spent: Callable[[str], int], now: float) -> None:
-        """Take over what was spent in the current window before this process."""
-        account = self.account(now)
-        account.spent = spent(account.window)
 
     def learn(self, name: str, spent: int) -> None:
         """Take over what was spent in a window wherever that was; it never falls."""

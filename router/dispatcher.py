@@ -62,16 +62,28 @@ class Dispatcher:
         self._max_wait_s = {each.id: each.max_wait_s for each in tenants if each.max_wait_s}
         self.queue.configure(tenants)
 
-    def admit(self, request: Request) -> Denial | None:
-        """Let a new request wait, with a hold on all that its tenant is limited in; or nothing
-        of it happens, for the reason that is returned."""
-        info = request.info
-        output = self._likely_output(info) if info.open_ended else info.max_tokens
-        hold = self.quotas[info.tenant].hold(info, output)
-        if isinstance(hold, Denial):
-            return hold
-        request.hold = hold
-        self.enqueue(request)
+    def admit(self, *requests: Request, again: bool = False) -> Denial | None:
+        """Let the new requests that a client made of one wait, with holds on all that their tenant
+        is limited in; or nothing of it happens, for the reason that is returned.
+
+        again: an earlier router has admitted them, so no rate refuses them.
+        """
+        request = requests[0]
+        quota = self.quotas[request.info.tenant]
+        if len(requests) == 1 and not again:  # as nearly always
+            hold = quota.hold(request.info, self._likely_output(request.info))
+            if isinstance(hold, Denial):
+                return hold
+            request.hold = hold
+            self.enqueue(request)
+            return None
+        asked = [(request.info, self._likely_output(request.info)) for request in requests]
+        holds = quota.hold_all(asked, again=again)
+        if isinstance(holds, Denial):
+            return holds
+        for request, hold in zip(requests, holds, strict=True):
+            request.hold = hold
+            self.enqueue(request)
         return None
 
     def resume(self, request: Request) -> None:

@@ -24,18 +24,21 @@ class Gate:
         self._pools = pools
         self._max_waiting = policy.max_waiting
 
-    def has_room(self, tenant: str) -> bool:
-        """Whether one more request of the tenant may wait."""
+    def has_room(self, tenant: str, count: int = 1) -> bool:
+        """Whether so many more requests of the tenant may wait."""
         accounts = self._pools.accounts
-        return accounts.queued(tenant) < accounts.quotas[tenant].tenant.max_queued
+        return accounts.queued(tenant) + count <= accounts.quotas[tenant].tenant.max_queued
 
-    def admit(self, request: Request) -> Refusal | None:
-        """Let a request wait that has room, or refuse it."""
-        info = request.info
-        if self._pools.waiting >= self._max_waiting:
+    def admit(self, *requests: Request, again: bool = False) -> Refusal | None:
+        """Let what a client asked for at once wait, all of it, where it has room; or refuse it.
+
+        again: an earlier router has admitted it, and only money refuses it.
+        """
+        info = requests[0].info
+        if self._pools.waiting >= self._max_waiting and not again:
             retry_s = self._guess_s(info, 1)
             return self._refusal(info, RefusalKind.OVERLOAD, "too many requests wait", retry_s)
-        denial = self._pools.of(info.model).admit(request)
+        denial = self._pools.of(info.model).admit(*requests, again=again)
         if denial is None:
             return None
         return self._refusal(info, denial.kind, denial.reason, denial.retry_after_s)

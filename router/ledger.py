@@ -68,9 +68,6 @@ class Past(Protocol):
     def is_booked(self, request_id: str) -> bool:
         """Whether the journal has the end of this request."""
 
-    def spent(self, tenant: str, window: str) -> int:
-        """Micro-dollars that the journal books to a window of a tenant's budget."""
-
 
 @dataclass(slots=True)
 class Usage:

@@ -50,6 +50,9 @@ class RequestInfo:
     """Hashes of the first 64, 128, 256, ... prompt tokens, the tenant's cache domain included."""
     priority: int = 0
     """Among what waits of the same tenant, the least goes first."""
+    group: str = ""
+    """What a client asked for at once: requests in a row that are all admitted or all refused.
+    Empty of one that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,9 @@ class Sync:
     """By model, requests that cannot be shown yet: no replica has run that told what it serves."""
     answers: int = 0
     """That clients still wait for; of requests of any kind."""
+    admitted: int = 0
+    """The first so many of `waiting` were in a sync that was answered, and not refused; those on a
+    later attempt were, too, wherever they are."""
 
 
 @dataclass(frozen=True, slots=True)

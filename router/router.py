@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from router.accounts import Accounts
 from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
+from router.groups import for_all, groups
 from router.ingress import Ingress
+from router.latencies import Latencies
 from router.ledger import Journal, Past
 from router.messages import (
     Ending,
@@ -66,13 +68,13 @@ class Router:
     ) -> None:
         if epoch < 1:
             raise ValueError("epoch must be at least 1: 0 means that an ingress knows none")
-        self.epoch = epoch
+        self.epoch, self.latencies = epoch, Latencies()
         self._clock = clock
         self._grants_from = clock() + grace_s
         self._ingress_timeout_s = ingress_timeout_s
         self._forget_s = forget_s
         policy, self._past = policy or FairPolicy(), past
-        self._accounts = Accounts(clock, wall, prices, past)
+        self._accounts = Accounts(clock, wall, prices)
         self._pools = Pools(policy, clock, report_timeout_s, self._accounts)
         self._gate = Gate(self._pools, policy)
         self._ingresses: dict[str, Ingress] = {}
@@ -105,7 +107,12 @@ class Router:
         waiting = {info.request_id: info for info in sync.waiting}
         for request_id in ingress.dropped.keys() - waiting.keys():
             del ingress.dropped[request_id]
-        refusals = self._admit(ingress, newcomers.values(), resumed)
+        again = {
+            info.request_id
+            for place, info in enumerate(sync.waiting if resumed else ())
+            if place < sync.admitted or info.attempt
+        }
+        refusals = self._admit(ingress, newcomers.values(), again)
         refusals += ingress.dropped.values()
         self._count_refusals(ingress, refusals, waiting)
         self._news.discard(ingress.name)
@@ -118,11 +125,15 @@ class Router:
             self._accounts.ledger.observe(report.replica, report.gpu)
         self._dispatch()
 
-    def update_tenants(self, tenants: Tenants) -> None:
-        """Take over weights and limits. What waits of a tenant that is gone is refused at the
-        next sync that shows it; what runs goes on to its end."""
+    def update_tenants(
+        self, tenants: Tenants, spent: Mapping[tuple[str, str], int] | None = None
+    ) -> None:
+        """Take over weights and limits, and what was spent already, see `learn_spending`. What
+        waits of a tenant that is gone is refused at the next sync that shows it; what runs goes
+        on to its end."""
         self._pools.configure(tenants.tenants)
         self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
+        self.learn_spending(spent or {})
         self._dispatch()
 
     def expire(self) -> None:
@@ -204,6 +215,7 @@ class Router:
                     self._open(request, ending.produced, ending.cached, resumed)
                 self._pool(request).progress(request, ending.produced, ending.cached)
                 request.gpu_s = ending.gpu_s
+                self.latencies.add(ending)
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 
@@ -251,29 +263,38 @@ class Router:
             self._end(ingress, ingress.requests[request_id], Outcome.CANCELLED)
 
     def _admit(
-        self, ingress: Ingress, newcomers: Iterable[RequestInfo], resumed: bool
+        self, ingress: Ingress, newcomers: Iterable[RequestInfo], again: Set[str]
     ) -> list[Refusal]:
-        """Queue what has room, then what starts at once; refuse the rest.
+        """Queue what has room, then what starts at once; refuse the rest. A group is one or the
+        other as a whole.
 
-        An earlier router has admitted what is resumed: it is not refused for want of room.
+        An earlier router has admitted those of `again`: they are not refused for want of room.
         """
-        refusals, excess = [], []
-        for info in newcomers:
-            if info.tenant not in self._tenants:
-                refusals.append(Refusal(info.request_id, "unknown tenant", MIN_RETRY_S))
-            elif resumed or self._gate.has_room(info.tenant):
-                refusals += self._enter(ingress, info)
+        refusals: list[Refusal] = []
+        excess = []
+        for group in groups(newcomers):
+            tenant, known = group[0].tenant, group[0].request_id in again
+            if tenant not in self._tenants:
+                refusals += for_all(group, Refusal("", "unknown tenant", MIN_RETRY_S))
+            elif known or self._gate.has_room(tenant, len(group)):
+                refusals += self._enter(ingress, group, known)
             else:
-                excess.append(info)
+                excess.append(group)
         self._dispatch()
         refused: Counter[str] = Counter()
-        for info in excess:
-            if self._gate.has_room(info.tenant) or self._starts_at_once(info):
-                refusals += self._enter(ingress, info)
+        for group in excess:
+            tenant = group[0].tenant
+            if self._gate.has_room(tenant, len(group)) or self._starts_at_once(group[0]):
+                denied = self._enter(ingress, group)
+                refusals += denied
                 self._dispatch()
-            else:
-                refused[info.tenant] += 1
-                refusals.append(self._gate.full(info, refused[info.tenant]))
+                if denied or len(group) == 1 or self._gate.has_room(tenant, 0):
+                    continue
+                for info in group:
+                    self._end(ingress, ingress.requests[info.request_id], None)
+                self._dispatch()
+            refused[tenant] += len(group)
+            refusals += for_all(group, self._gate.full(group[0], refused[tenant]))
         return refusals
 
     def _count_refusals(
@@ -286,13 +307,15 @@ class Router:
                 self._accounts.ledger.refuse(infos[request_id])
         ingress.refused = ids
 
-    def _enter(self, ingress: Ingress, info: RequestInfo) -> tuple[Refusal, ...]:
-        request = self._new(ingress.name, info)
-        refusal = self._gate.admit(request)
+    def _enter(
+        self, ingress: Ingress, group: Sequence[RequestInfo], again: bool = False
+    ) -> list[Refusal]:
+        requests = [self._new(ingress.name, info) for info in group]
+        refusal = self._gate.admit(*requests, again=again)
         if refusal is not None:
-            return (refusal,)
-        ingress.requests[info.request_id] = request
-        return ()
+            return for_all(group, refusal)
+        ingress.requests.update((request.info.request_id, request) for request in requests)
+        return []
 
     def _starts_at_once(self, info: RequestInfo) -> bool:
         request = self._new("", info)

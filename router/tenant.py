@@ -35,7 +35,8 @@ def _known_zone(name: str) -> str:
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Digest = Annotated[str, StringConstraints(pattern=r"^(hmac-)?sha256:[0-9a-f]{64}$")]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**53)]
+"""Exact in JSON and in a float; what is meant to be without a limit is left out."""
 Dollars = Annotated[float, Field(ge=0, le=1e9)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 TimeZone = Annotated[str, AfterValidator(_known_zone)]
@@ -91,7 +92,7 @@ class Tenant(BaseModel):
     """Service that it may bank while it is idle, as a cost; by default that of the policy."""
     max_concurrency: Count = 8
     """Most requests that run at once; the next one waits."""
-    max_queued: Annotated[int, Field(ge=0)] = 64
+    max_queued: Annotated[int, Field(ge=0, le=2**53)] = 64
     """Most requests that wait; the next one is refused."""
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import anyio
@@ -32,6 +32,7 @@ from router.messages import (
 from router.tenant import Tenant, Tenants
 from serve_app import background
 from serve_app.backend import Refused
+from serve_app.held import Lease, Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ AWAY_S = 1.0
 """Admission answers several times a second; after this silence it is away."""
 WATCH_TIMEOUT_S = 10.0
 """Well above the time after which Admission answers although it has no news."""
+BILL_S = 0.3
+"""So long the bill of a request that was stopped is waited for: it comes behind a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,41 +69,6 @@ class Hint:
     """The next sync of this ingress will be answered with something new."""
     notice: Notice | None = None
     """The present one, if the ingress has another."""
-
-
-@dataclass(slots=True)
-class _Lease:
-    request: RequestInfo
-    replica: str
-    asked_at: float
-    """When its first attempt was asked for. All below counts earlier attempts in."""
-    earlier_gpu_s: float = 0.0
-    """What those took of GPUs' time ..."""
-    gpu_s: float = 0.0
-    """... and this one with them."""
-    produced: int = 0
-    cached: int | None = None
-    """Of the attempt that reported first: it is what was charged."""
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-
-
-@dataclass(slots=True)
-class _Waiting:
-    request: RequestInfo
-    granted: asyncio.Future[Grant]
-    asked_at: float
-    earlier: _Lease | None
-    """What its earlier attempts have come to."""
-
-    def lease(self, grant: Grant) -> _Lease:
-        request = replace(self.request, max_tokens=grant.max_tokens)
-        if self.earlier is None:
-            return _Lease(request, grant.replica, self.asked_at)
-        earlier_gpu_s = self.earlier.gpu_s
-        return replace(
-            self.earlier, request=request, replica=grant.replica, earlier_gpu_s=earlier_gpu_s
-        )
 
 
 @dataclass(eq=False, slots=True)
@@ -139,11 +107,13 @@ class AdmissionClient:
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._answers = answers
         self._sequence = 0
+        self._answered = 0
+        """The last sync that was answered."""
         self._answered_at = float("-inf")
-        self._waiting: dict[str, _Waiting] = {}
-        self._leases: dict[str, _Lease] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._leases: dict[str, Lease] = {}
         self._endings: dict[str, Ending] = {}
-        self._returned: dict[str, _Lease] = {}
+        self._returned: dict[str, Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, dict[str, float]] = {}
         self._rate_limits: dict[str, _Told] = {}
@@ -189,7 +159,7 @@ class AdmissionClient:
         """
         earlier = self._leases.pop(request.request_id, None)
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(request, granted, time.monotonic(), earlier)
+        waiting = Waiting(request, granted, time.monotonic(), earlier)
         self._waiting[request.request_id] = waiting
         self._changed.set()
         return await granted
@@ -228,6 +198,18 @@ class AdmissionClient:
             lease.cached = cached
         lease.gpu_s = lease.earlier_gpu_s + gpu_s
 
+    def stopping(self, request_id: str) -> None:
+        """Its engine is told to stop it, and will say once more what it took."""
+        if (lease := self._leases.get(request_id)) is not None:
+            lease.bill_by = time.monotonic() + BILL_S
+
+    def bill(self, request_id: str, gpu_s: float) -> None:
+        """The GPU time of an attempt that was stopped: the request ends with it."""
+        lease = self._leases.get(request_id)
+        if lease is not None and lease.is_left:
+            lease.gpu_s = max(lease.gpu_s, lease.earlier_gpu_s + gpu_s)
+            self._settle(request_id, Outcome.CANCELLED)
+
     def rate_limits(self, tenant: Tenant) -> RateLimits:
         """What is left of a tenant's rates, as Admission said last; a rate that it was never told
         of is unused."""
@@ -242,29 +224,43 @@ class AdmissionClient:
         """Give the request up or account for it. A second call does nothing.
 
         One that still waits for its first attempt just leaves the set of the waiting: it cost
-        nothing.
+        nothing. One that is cancelled while it runs keeps its place until its engine has let go
+        of it and told what it took.
         """
-        waiting = self._waiting.pop(request_id, None)
-        lease = waiting.earlier if waiting is not None else self._leases.pop(request_id, None)
+        waiting, lease = self._waiting.pop(request_id, None), self._leases.get(request_id)
+        if waiting is not None and waiting.earlier is not None:
+            self._endings[request_id] = waiting.earlier.ending(outcome)
+        elif lease is not None and lease.bill_by and outcome is Outcome.CANCELLED:
+            lease.is_left = True
+        else:
+            self._settle(request_id, outcome)
+        self._changed.set()
+
+    def _settle(self, request_id: str, outcome: Outcome) -> None:
+        """Account for what runs, and give its place back."""
+        lease = self._leases.pop(request_id, None)
         if lease is not None:
-            self._endings[request_id] = Ending(
-                lease.request,
-                outcome,
-                produced=lease.produced,
-                cached=lease.cached,
-                first_token_s=lease.first_token_s,
-                last_token_s=lease.last_token_s,
-                gpu_s=lease.gpu_s,
-            )
-            if waiting is None and outcome is not Outcome.FAILED:
+            self._endings[request_id] = lease.ending(outcome)
+            if outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
         self._changed.set()
+
+    def _settle_unbilled(self) -> None:
+        now = time.monotonic()
+        late = [
+            request_id
+            for request_id, lease in self._leases.items()
+            if lease.is_left and lease.bill_by and lease.bill_by < now
+        ]
+        for request_id in late:
+            self._settle(request_id, Outcome.CANCELLED)
 
     async def _sync_forever(self) -> None:
         while True:
             with anyio.move_on_after(SYNC_PERIOD_S):
                 await self._changed.wait()
             self._changed.clear()
+            self._settle_unbilled()
             try:
                 with anyio.fail_after(SYNC_TIMEOUT_S):
                     reply = await self._sync(self._state())
@@ -293,11 +289,16 @@ class AdmissionClient:
 
     def _state(self) -> Sync:
         self._sequence += 1
+        admitted = 0
+        for waiting in self._waiting.values():
+            waiting.shown_in = waiting.shown_in or self._sequence
+            admitted += waiting.shown_in <= self._answered
         return Sync(
             ingress=self.ingress,
             sequence=self._sequence,
             epoch=self.epoch,
             waiting=tuple(waiting.request for waiting in self._waiting.values()),
+            admitted=admitted,
             leases=tuple(
                 LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached, lease.gpu_s)
                 for lease in self._leases.values()
@@ -321,7 +322,7 @@ class AdmissionClient:
         return rates
 
     def _apply(self, reply: SyncReply) -> None:
-        self._answered_at = time.monotonic()
+        self._answered_at, self._answered = time.monotonic(), self._sequence
         told = {name: (self._answered_at, rates) for name, rates in reply.rate_limits.items()}
         if reply.epoch == self.epoch:
             self._rates_to_repeat = self.epoch, told

@@ -211,6 +211,7 @@ class Api:
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
+        alone = len(prompts) * body.choices_per_prompt == 1
         for prompt_ids in prompts:
             first = sampling(body, len(prompt_ids), model, self._limits, bad, grammar)
             for number in range(body.choices_per_prompt):
@@ -222,6 +223,7 @@ class Api:
                     sampling=msgspec.structs.replace(first, choice=number),
                     open_ended=body.asked_limit[1] is None,
                     priority=body.priority or 0,
+                    group="" if alone else reply.id,
                 )
                 text = _new_text(offer, body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))

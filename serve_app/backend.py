@@ -44,6 +44,8 @@ class Generation:
     """The client named no limit: `sampling.max_tokens` is a default."""
     priority: int = 0
     """Among what waits of the same tenant, the least goes first."""
+    group: str = ""
+    """The same for all that one request of a client's asks for; empty of one that is alone."""
 
 
 @dataclass(frozen=True, slots=True)

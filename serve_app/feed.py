@@ -90,11 +90,14 @@ class Feed:
         return True
 
     def refuse(self, key: Key) -> bool:
-        """Note an abort. True if the sequence was never submitted; it will not be, then."""
+        """Note an abort. True if the sequence was never submitted: it will not be, then, and the
+        reader hears that it has ended."""
         if key in self._runs:
             return False
         self._runs[key] = _Run(base=0)
+        self._owed[key] = None
         self._end(key, "abort")
+        self._news.set()
         return True
 
     def hand_back(self, *, begun: bool) -> list[Key]:

@@ -132,6 +132,7 @@ class Fleet:
             model=self._model_name,
             prefixes=prefix_hashes(generation.prompt_ids, generation.tenant.cache_salt),
             priority=generation.priority,
+            group=generation.group,
         )
         output_ids: list[int] = []
         losses = 0

@@ -68,7 +68,9 @@ class Ingress:
             answers=lambda: self._departure.answers,
         )
         self._streams = {
-            model: StepStreams(self._name, _Calls(handle), partial(self._withdraw, model))
+            model: StepStreams(
+                self._name, _Calls(handle), partial(self._withdraw, model), self._client
+            )
             for model, handle in replicas.items()
         }
         self._watch = background.start(self._watch_departure(), "departure")

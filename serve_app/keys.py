@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import secrets
 
-from router.tenant import digest
+from pydantic import ValidationError
+
+from router.tenant import Tenant, digest
 from serve_app.settings import key_secret
 
 RANDOM_BYTES = 32
@@ -19,11 +21,20 @@ def new_key() -> str:
     return "fs-" + secrets.token_urlsafe(RANDOM_BYTES)
 
 
+def tenant_name(text: str) -> str:
+    """Raises argparse.ArgumentTypeError for what no file of tenants can have as an id."""
+    try:
+        return Tenant(id=text).id
+    except ValidationError:
+        reason = "no tenant can be called so: a name has 1 to 128 characters of Unicode"
+        raise argparse.ArgumentTypeError(reason) from None
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="fairstream-keys", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     new = commands.add_parser("new", help="make a key for a tenant, or for an administrator")
-    new.add_argument("tenant", metavar="TENANT")
+    new.add_argument("tenant", metavar="TENANT", type=tenant_name)
     chosen = parser.parse_args(arguments)
     key, secret = new_key(), key_secret()
     print(f"key for {chosen.tenant}, shown only now:\n  {key}")

@@ -7,13 +7,19 @@ Ray exports them as `ray_fairstream_...`, counters with `_total` behind, and add
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from ray.serve import metrics
 
 from replica.messages import Stats
+from router.latencies import Latency
 from router.ledger import Usage
 from router.messages import GpuTime
 from router.snapshot import Snapshot
+
+FIRST_TOKEN_S = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300]
+"""Bounds of buckets: from an idle server to a model that has to be started."""
+TOKEN_S = [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 2.5]
 
 PERIOD_S = 2.0
 """How often Admission tells. Ray passes on what was told last every ten seconds."""
@@ -64,6 +70,26 @@ class AdmissionMetrics:
         self._dollars = RunningSum(
             "fairstream_dollars", "What requests cost their tenants, in dollars", "tenant"
         )
+
+        self._first_token_s = metrics.Histogram(
+            "fairstream_first_token_seconds",
+            "From the arrival of a request to its first token",
+            boundaries=FIRST_TOKEN_S,
+            tag_keys=("model",),
+        )
+        self._token_s = metrics.Histogram(
+            "fairstream_token_seconds",
+            "Mean time between later tokens of a request",
+            boundaries=TOKEN_S,
+            tag_keys=("model",),
+        )
+
+    def observe(self, latencies: Iterable[Latency]) -> None:
+        """Each once."""
+        for model, first_token_s, token_s in latencies:
+            self._first_token_s.observe(first_token_s, tags={"model": model})
+            if token_s is not None:
+                self._token_s.observe(token_s, tags={"model": model})
 
     def tell(self, state: Snapshot) -> None:
         """At most every `PERIOD_S`; O(tenants)."""

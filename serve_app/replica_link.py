@@ -54,6 +54,16 @@ class ReplicaCalls(Protocol):
         """
 
 
+class Aborts(Protocol):
+    """Who hears of sequences that are aborted, by request id."""
+
+    def stopping(self, request_id: str) -> None:
+        """It is to be aborted."""
+
+    def bill(self, request_id: str, gpu_s: float) -> None:
+        """It has ended, and took so much of the device's time. Not told of each."""
+
+
 class ReplicaLink:
     """Lives until the replica has drained or is lost, and calls `on_end` then, once.
 
@@ -67,6 +77,7 @@ class ReplicaLink:
         calls: ReplicaCalls,
         on_end: Callable[[ReplicaLink], None],
         on_unavailable: Callable[[str], None],
+        aborts: Aborts | None = None,
     ) -> None:
         self.replica = replica
         self.ready: Ready | None = None
@@ -74,6 +85,7 @@ class ReplicaLink:
         self.sequences: dict[Key, Mailbox] = {}
         self._ingress, self._calls = ingress, calls
         self._on_end, self._on_unavailable = on_end, on_unavailable
+        self._on_abort = aborts
         self._heard_at = time.monotonic()
         self._submits = _Outbox(self._send_submits, self._turned_away)
         self._aborts = _Outbox(self._send_aborts, lambda keys: None)
@@ -101,6 +113,8 @@ class ReplicaLink:
         """Forget a sequence. One that has not finished is aborted."""
         if self.sequences.pop(key, None) is not None:
             self._aborts.put(key)
+            if self._on_abort is not None:
+                self._on_abort.stopping(key[0])
 
     async def _send_submits(self, submits: list[Submit]) -> None:
         encoded = [encode(submit) for submit in submits]
@@ -163,6 +177,8 @@ class ReplicaLink:
     def _deliver(self, output: Output) -> None:
         key = (output.request_id, output.attempt)
         if (mailbox := self.sequences.get(key)) is None:
+            if output.finish_reason is not None and self._on_abort is not None:
+                self._on_abort.bill(output.request_id, output.gpu_s)
             return
         mailbox.put(output)
         if output.finish_reason is not None:

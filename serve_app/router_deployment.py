@@ -23,6 +23,7 @@ from router.cost import UsageReport, usage_report
 from router.messages import ReplicaReport, ReportReply, Sync
 from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
+from router.quota import windows_of
 from router.router import Router
 from router.snapshot import Snapshot
 from router.tenant import Tenants
@@ -82,6 +83,7 @@ class Admission:
         self._version = 0
         """Of what `watch` tells every ingress."""
         self._source: TenantsSource | None = None
+        self._loading = asyncio.Lock()
         self._prices = dict(prices or {})
         self._store = open_store(usage)
         self._gpu_dollars_per_hour = gpu_dollars_per_hour
@@ -117,7 +119,7 @@ class Admission:
         """
         try:
             self._source = TenantsSource.model_validate(user_config)
-            self._load()
+            await self._load()
         except (OSError, ValueError) as error:
             if not self._tenants.tenants:
                 raise
@@ -222,21 +224,36 @@ class Admission:
             spent = await asyncio.to_thread(self._store.spending, accounts)
             self._router.learn_spending(dict(zip(accounts, spent, strict=True)))
 
-    def _load(self) -> None:
+    async def _load(self) -> None:
         """Raises OSError or ValueError on tenants that cannot be used; nothing has changed then."""
-        assert self._source is not None
-        self._stamp = self._source.stamp()
-        tenants = self._source.load()
-        require_prices(tenants, self._prices)
-        self._router.update_tenants(tenants)
-        self._tenants = tenants
-        self._publish()
+        async with self._loading:
+            assert self._source is not None
+            self._stamp = self._source.stamp()
+            tenants = self._source.load()
+            require_prices(tenants, self._prices)
+            self._router.update_tenants(tenants, await self._spent(tenants))
+            self._tenants = tenants
+            self._publish()
 
-    def _reload_if_changed(self) -> None:
+    async def _spent(self, tenants: Tenants) -> dict[tuple[str, str], int]:
+        """Micro-dollars by tenant and window. A store that does not tell raises OSError at the
+        start; later it keeps no key from being revoked, and what it knows is learnt afterwards."""
+        now = time.time()
+        accounts = [(each.id, name) for each in tenants.tenants for name in windows_of(each, now)]
+        try:
+            amounts = await asyncio.to_thread(self._store.spending, accounts)
+        except OSError as error:
+            if not self._tenants.tenants:
+                raise
+            logger.error("New tenants count their spending from zero for now: %s", error)
+            return {}
+        return dict(zip(accounts, amounts, strict=True))
+
+    async def _reload_if_changed(self) -> None:
         if self._source is None or self._source.stamp() == self._stamp:
             return
         try:
-            self._load()
+            await self._load()
         except Exception as error:  # Nobody's file may stop the clock.
             logger.error("The tenants stay as they were: %s", error)
         else:
@@ -269,10 +286,11 @@ class Admission:
             state = self._router.snapshot()
             self._waiting = state.waiting
             self._metrics.tell(state)
+            self._metrics.observe(self._router.latencies.take())
             self._news &= state.ingresses.keys()
             self._answers = {name: self._answers[name] for name in state.ingresses}
             self._forget_silent()
-            self._reload_if_changed()
+            await self._reload_if_changed()
             self._tell()
 
     def _forget_silent(self) -> None:

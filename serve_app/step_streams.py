@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from replica.messages import Output, Ready, Submit
-from serve_app.replica_link import ReplicaCalls, ReplicaLink
+from serve_app.replica_link import Aborts, ReplicaCalls, ReplicaLink
 
 
 class StepStreams:
@@ -21,9 +21,11 @@ class StepStreams:
         ingress: str,
         calls: ReplicaCalls,
         on_unavailable: Callable[[str], None] = lambda replica: None,
+        aborts: Aborts | None = None,
     ) -> None:
         """`on_unavailable` hears of each replica that takes no new work or is gone."""
         self._ingress, self._calls, self._on_unavailable = ingress, calls, on_unavailable
+        self._aborts = aborts
         self._links: dict[str, ReplicaLink] = {}
 
     @property
@@ -40,7 +42,12 @@ class StepStreams:
         """The link to a replica, opened if there is none."""
         if replica not in self._links:
             self._links[replica] = ReplicaLink(
-                replica, self._ingress, self._calls, self._forget, self._on_unavailable
+                replica,
+                self._ingress,
+                self._calls,
+                self._forget,
+                self._on_unavailable,
+                self._aborts,
             )
         return self._links[replica]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.metrics import Counter, Metric
+from ray.util.metrics import Counter, Histogram, Metric
 
 from serve_app.metrics import AdmissionMetrics, ReplicaMetrics, RunningSum
 from serve_app.scaling_log import DecisionLog
@@ -21,7 +21,7 @@ from tests.k8s.manifests import Manifests
 
 OF_RAY = {"application", "deployment", "replica"}
 """Labels that Ray adds to the metrics of a deployment."""
-FUNCTIONS = {"sum", "rate", "increase", "absent", "max", "max_over_time"}
+FUNCTIONS = {"sum", "rate", "increase", "absent", "max", "max_over_time", "histogram_quantile"}
 WORDS = FUNCTIONS | {"by", "and", "or", "on", "ignoring", "group_left"}
 GRAFANA = {
     *("uid", "title", "tags", "timezone", "schemaVersion", "refresh", "time", "from", "to"),
@@ -88,7 +88,7 @@ def _problems(expr: str, recorded: dict[str, set[str]]) -> Iterator[str]:
     if not wanted <= offered:
         yield f"no such labels: {wanted - offered} in {expr}"
     for name in used:
-        counts = name.endswith("_total")
+        counts = name.endswith(("_total", "_bucket"))
         inside = re.search(rf"(rate|increase)\({re.escape(name)}({{[^}}]*}})?\[\d+m\]\)", plain)
         if counts != bool(inside):
             yield f"a counter is read by its rate, and nothing else is: {expr}"
@@ -138,12 +138,18 @@ def exported() -> dict[str, set[str]]:
     parts += [*decisions["_gauges"].values(), *decisions.values()]
     ours = [one._counter if isinstance(one, RunningSum) else one for one in parts]
     named = {_exported_as(one): one for one in ours if isinstance(one, Metric)}
-    found = {name: set(one.info["tag_keys"]) for name, one in named.items()}
+    found = {
+        name: set(one.info["tag_keys"]) | ({"le"} if isinstance(one, Histogram) else set())
+        for name, one in named.items()
+    }
     return found | {name: set() for name in _of_serve()}
 
 
 def _exported_as(metric: Metric) -> str:
-    return f"ray_{metric.info['name']}" + ("_total" if isinstance(metric, Counter) else "")
+    """Of a histogram, what quantiles are read from."""
+    endings = {Counter: "_total", Histogram: "_bucket"}
+    ending = next((end for kind, end in endings.items() if isinstance(metric, kind)), "")
+    return f"ray_{metric.info['name']}{ending}"
 
 
 def _of_serve() -> Iterator[str]:

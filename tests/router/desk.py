@@ -59,6 +59,7 @@ class Desk:
     def sync(
         self,
         *waiting: RequestInfo,
+        admitted: int = 0,
         leases: tuple[LeaseInfo, ...] = (),
         endings: tuple[Ending, ...] = (),
         ingress: str = "i",
@@ -74,6 +75,7 @@ class Desk:
                 sequence=self.sequence,
                 epoch=epoch,
                 waiting=waiting,
+                admitted=admitted,
                 leases=leases,
                 endings=endings,
                 virtual_times=virtual_times or {},

@@ -65,7 +65,9 @@ def test_a_clock_that_is_put_back_opens_no_old_window():
 
 def test_what_was_spent_before_is_taken_over():
     budget = Budget("month", 100, timezone.utc)
-    budget.restore({"2026-03": 70}.__getitem__, at("2026-03-15T00:00:00"))
+    budget.account(at("2026-03-15T00:00:00"))
+    budget.learn("2026-02", 90)
+    budget.learn("2026-03", 70)
     assert budget.remaining(at("2026-03-15T00:00:00")) == 30
     assert budget.remaining(at("2026-04-01T00:00:00")) == 100
 

@@ -177,6 +177,18 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+def test_one_alone_is_held_for_as_a_group_of_one(steps):
+    one, many = desk_of(**LIMITS), desk_of(**LIMITS)
+    for action, prompt, output, _, seconds in steps:
+        one.clock.now = many.clock.now = one.clock.now + seconds
+        if action == "hold":
+            info = RequestInfo("r", "a", prompt, output, model="m")
+            alone, grouped = one.quota.hold(info, output), many.quota.hold_all([(info, output)])
+            assert alone == (grouped if isinstance(grouped, Denial) else grouped[0])
+            assert one.quota.rate_limits() == many.quota.rate_limits()
+
+
+@given(STEPS)
 def test_money_never_exceeds_the_budget_and_holds_return_to_zero(steps):
     """In each window, whatever comes when; and what is spent is the price of what was used."""
     desk = desk_of(**LIMITS)

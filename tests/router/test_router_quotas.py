@@ -124,6 +124,40 @@ def test_a_request_that_waits_too_long_is_dropped_and_told_until_it_is_heard():
     assert desk.snapshot().usage["a"].refused == 1
 
 
+@pytest.mark.parametrize(
+    ("limits", "count"),
+    [
+        ({"tokens_per_minute": 1000}, 6),
+        ({"daily_budget": 1e-3}, 10),
+        ({"max_concurrency": 2, "max_queued": 1}, 4),
+        ({"max_concurrency": 2, "max_queued": 0, "requests_per_minute": 9}, 3),
+    ],
+)
+def test_what_is_asked_for_at_once_is_admitted_or_refused_as_a_whole(limits, count):
+    """C52: a refusal of one choice leaves nothing of the others, no matter how far they were."""
+    desk = Desk(slots=9, a=limits)
+    desk.sync(info("first"))
+    desk.sync(endings=(ending(info("first")),))
+    before = desk.snapshot().tenants["a"], desk.router._accounts.quotas["a"].rate_limits()
+    choices = [info(f"x{i}", group="x") for i in range(count)]
+    reply = desk.sync(*choices)
+    assert (refused(reply), reply.grants) == ([choice.request_id for choice in choices], ())
+    assert len({(refusal.kind, refusal.retry_after_s) for refusal in reply.refusals}) == 1
+    after = desk.snapshot().tenants["a"], desk.router._accounts.quotas["a"].rate_limits()
+    assert after == before
+    assert ids(desk.sync(info("x0", group="x"), info("x1", group="x"))) == ["x0", "x1"]
+
+
+def test_choices_are_one_request_and_share_what_is_left_of_a_budget():
+    limits = {"requests_per_minute": 5, "daily_budget": 240e-6}
+    desk = Desk(slots=9, a=limits)
+    reply = desk.sync(*(info(f"x{i}", group="x") for i in range(2)))
+    assert [grant.max_tokens for grant in reply.grants] == [10, 10]
+    assert reply.rate_limits["a"].requests.remaining == 4
+    assert desk.sync().rate_limits == {}
+    assert desk.sync(info("y")).rate_limits["a"].requests.remaining == 4
+
+
 def test_too_much_waiting_of_everybody_is_an_overload():
     desk = Desk(slots=0, policy=FairPolicy(max_waiting=3), a={}, b={})
     desk.sync(*infos(3))
@@ -148,13 +182,12 @@ class Written:
     def is_booked(self, request_id: str) -> bool:
         return request_id == "x"
 
-    def spent(self, tenant: str, window: str) -> int:
-        return {("a", "1970-01-01"): 300}.get((tenant, window), 0)
-
 
 def test_a_restarted_router_charges_nothing_twice():
     """The ingress shows an ending again that was booked already, and one that was not."""
-    desk = Desk(slots=1, past=Written(), a={"daily_budget": 1.0})
+    limits = {"daily_budget": 1.0}
+    desk = Desk(slots=1, past=Written(), a=limits)
+    desk.router.update_tenants(tenants_of(a=limits), {("a", "1970-01-01"): 300})
     endings = (ending(info("x"), produced=50), ending(info("y"), produced=50))
     reply = desk.sync(endings=endings, epoch=EPOCH - 1)
     assert set(reply.settled) == {"x", "y"}
@@ -212,9 +245,13 @@ class MeteredWorld(RuleBasedStateMachine):
         copies=st.integers(1, 4),
     )
     def submit(self, tenant: str, prompt: int, output: int, extra: int, copies: int) -> None:
-        for _ in range(copies):
-            self.world.submit(self.ingress, tenant, prompt, output, output + extra)
-        self.world.exchange(self.ingress)
+        sizes = prompt, output, output + extra
+        group = f"group-{len(self.world.lengths)}"
+        asked = {
+            self.world.submit(self.ingress, tenant, *sizes, group=group) for _ in range(copies)
+        }
+        refusals = self.world.exchange(self.ingress).refusals
+        assert {refusal.request_id for refusal in refusals} & asked in (set(), asked)
 
     @rule(steps=st.integers(1, 10))
     def produce(self, steps: int) -> None:

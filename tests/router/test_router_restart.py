@@ -44,7 +44,7 @@ def test_a_restarted_router_learns_leases_and_counters_and_charges_neither_again
 
 def test_a_restarted_router_refuses_nothing_that_was_waiting():
     desk = Desk(slots=1, grace_s=0.5, a={"max_queued": 1})
-    reply = desk.sync(*infos(3), epoch=3)
+    reply = desk.sync(*infos(3), admitted=3, epoch=3)
     assert (reply.refusals, desk.queued()) == ((), 3)
     assert refused(desk.sync(*infos(3), info("new"))) == ["new"]
 
@@ -88,6 +88,18 @@ def test_a_restarted_router_forgives_nothing_of_the_last_minute():
     lease = LeaseInfo(info("x"), "r", produced=8)
     desk.sync(leases=(lease,), epoch=3, rates={"a": TOLD})
     assert left(desk) == (19, 2_000 - 150 + 42)
+
+
+def test_a_restarted_router_refuses_for_no_rate_what_was_admitted():
+    """What waits holds its units already: it is in what was told. What came since is new."""
+    used_up = RateLimits(RateLimit(60, 0, reset_s=60.0), RateLimit(6_000, 0, reset_s=60.0))
+    desk = Desk(slots=1, a=LIMITED)
+    waiting = [info("x"), info("y"), info("new"), info("again", attempt=1)]
+    reply = desk.sync(*waiting, admitted=2, epoch=3, rates={"a": used_up})
+    assert (refused(reply), ids(reply), desk.queued()) == (["new"], ["x"], 2)
+    assert reply.rate_limits["a"].requests.remaining == 0
+    desk.clock.now += 1
+    assert desk.router._accounts.quotas["a"].rate_limits().requests.remaining == 1
 
 
 def test_what_ends_later_gives_back_what_it_did_not_use():

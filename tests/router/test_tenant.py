@@ -98,6 +98,8 @@ def test_salts_are_equal_only_within_a_tenant_or_a_group(one, two):
         {"burst": -1.0},
         {"requests_per_minute": 0},
         {"tokens_per_minute": 1.5},
+        {"tokens_per_minute": 10**20},
+        {"requests_per_minute": 10**400},
         {"daily_budget": -0.01},
         {"monthly_budget": float("nan")},
         {"time_zone": "Mars/Olympus"},

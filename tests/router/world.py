@@ -4,7 +4,7 @@ replicas that produce a token per step, and a clock that moves when told to."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, takewhile
 
 from router.messages import (
     Ending,
@@ -69,6 +69,8 @@ class Ingress:
     endings: dict[str, Ending] = field(default_factory=dict)
     virtual_times: dict[str, dict[str, float]] = field(default_factory=dict)
     rates: dict[str, RateLimits] = field(default_factory=dict)
+    admitted: set[str] = field(default_factory=set)
+    """Of `waiting`, what the last reply did not refuse."""
 
     def next_sync(self) -> Sync:
         self.sequence += 1
@@ -82,6 +84,7 @@ class Ingress:
             virtual_times=dict(self.virtual_times),
             rates=dict(self.rates),
             rates_epoch=self.epoch,
+            admitted=sum(1 for _ in takewhile(self.admitted.__contains__, self.waiting)),
         )
 
 
@@ -154,11 +157,18 @@ class World:
         limit: int = 0,
         prefixes: tuple[int, ...] = (),
         model: str = "m",
+        group: str = "",
     ) -> str:
         request_id = f"request-{next(self._ids)}"
         self.lengths[request_id] = output
         ingress.waiting[request_id] = RequestInfo(
-            request_id, tenant, prompt, limit or output, model=model, prefixes=prefixes
+            request_id,
+            tenant,
+            prompt,
+            limit or output,
+            model=model,
+            prefixes=prefixes,
+            group=group,
         )
         return request_id
 
@@ -194,6 +204,7 @@ class World:
     def exchange(self, ingress: Ingress) -> SyncReply:
         reply = self.deliver(ingress.next_sync())
         self.hear(ingress, reply)
+        ingress.admitted = set(ingress.waiting)
         return reply
 
     def exchange_all(self) -> None:

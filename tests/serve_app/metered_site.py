@@ -98,7 +98,7 @@ async def metered_site(
     )
     transport = Transport()
     client = AdmissionClient("ingress", admission.sync, admission.watch)
-    streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0))
+    streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0), client)
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
     app = create_app([offer], configured.find_by_key, Limits())
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)

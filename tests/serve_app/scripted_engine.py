@@ -27,6 +27,11 @@ def tokens(request_id: str, count: int) -> tuple[int, ...]:
     return tuple(token(request_id, position) for position in range(count))
 
 
+def bill(submit: Submit, position: int) -> float:
+    """GPU seconds by the end of the step that gives the token at `position`."""
+    return STEP_GPU_S * (position + 1 - len(submit.prior_output_ids))
+
+
 class ScriptedEngine(EngineClient):
     """`config.model` may be "fails" (it does not start) or a number: seconds per step."""
 
@@ -46,7 +51,7 @@ class ScriptedEngine(EngineClient):
         self.known: set[Key] = set()
         self.commands: list[Command] = []
         self._step_s = float(config.model)
-        self._aborted: list[Key] = []
+        self._aborted: list[Output] = []
         self._given_up: dict[str, str] = {}
         self._failure = ""
         self._news = asyncio.Event()
@@ -67,8 +72,8 @@ class ScriptedEngine(EngineClient):
         elif isinstance(command, Abort):
             key = (command.request_id, command.attempt)
             self.known.add(key)
-            if self.running.pop(key, None) is not None:
-                self._aborted.append(key)
+            if (run := self.running.pop(key, None)) is not None:
+                self._aborted.append(Output(*key, 0, (), "abort", gpu_s=bill(*run)))
         self._news.set()
 
     def give_up(self, request_id: str, error: str) -> None:
@@ -96,8 +101,7 @@ class ScriptedEngine(EngineClient):
         self.die("closed")
 
     def _step(self) -> list[Output]:
-        outputs = [Output(*key, 0, (), "abort") for key in self._aborted]
-        self._aborted.clear()
+        outputs, self._aborted = self._aborted, []
         for key, (submit, position) in list(self.running.items()):
             if key[0] in self._given_up:
                 error = self._given_up.pop(key[0])
@@ -106,9 +110,8 @@ class ScriptedEngine(EngineClient):
                 continue
             last = position + 1 >= submit.sampling.max_tokens
             reason: FinishReason | None = "length" if last else None
-            bill = STEP_GPU_S * (position + 1 - len(submit.prior_output_ids))
             ids = (token(key[0], position),)
-            outputs.append(Output(*key, position, ids, reason, gpu_s=bill))
+            outputs.append(Output(*key, position, ids, reason, gpu_s=bill(submit, position)))
             self.running[key] = (submit, position + 1)
             if last:
                 del self.running[key]

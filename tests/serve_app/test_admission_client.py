@@ -63,6 +63,21 @@ async def test_a_request_waits_for_a_slot_and_hears_of_it_by_the_watch(
     assert time.monotonic() - started < admission_client.SYNC_PERIOD_S / 2
 
 
+async def test_a_bill_that_does_not_come_is_waited_for_a_moment_only(
+    admission: AdmissionInProcess, client: AdmissionClient
+) -> None:
+    admission.offer("a", 1)
+    await client.acquire(request())
+    client.stopping("r")
+    client.end("r", Outcome.CANCELLED)
+    await asyncio.sleep(admission_client.BILL_S / 2)
+    assert admission.router.snapshot().replicas["a"].leases == 1
+    await until(lambda: client.idle)
+    assert admission.router.snapshot().replicas["a"].leases == 0
+    client.bill("r", 1.0)
+    assert client.idle
+
+
 async def test_a_refusal_tells_why_and_when_to_come_back(
     admission: AdmissionInProcess, client: AdmissionClient
 ) -> None:

@@ -44,7 +44,7 @@ class World:
         self.admission = AdmissionInProcess(chance, rate, model="model")
         self.client = AdmissionClient("ingress", self.admission.sync, self.admission.watch)
         self.streams = StepStreams(
-            "ingress", self.transport, lambda replica: self.admission.offer(replica, 0)
+            "ingress", self.transport, lambda replica: self.admission.offer(replica, 0), self.client
         )
         self.fleet = Fleet("model", self.client, self.streams)
 
@@ -177,6 +177,30 @@ async def test_a_request_that_sent_nothing_starts_again_elsewhere(world: World) 
     usage = world.admission.router.snapshot().usage["acme"]
     assert usage.outcomes[Outcome.SUCCEEDED] == 1
     assert usage.prompt_tokens == 3
+
+
+async def test_the_time_to_the_first_token_is_measured_once_and_in_seconds(world: World) -> None:
+    """R50: from the arrival to the first token, not to the first message."""
+    await world.start("a", step_s=0.3)
+    await world.collect(generation(max_tokens=3))
+    await until(world.at_rest)
+    [latency] = world.admission.router.latencies.take()
+    assert latency.model == "model"
+    assert 0.25 < latency.first_token_s <= 0.5
+    assert latency.token_s == pytest.approx(0.3, abs=0.15)
+    assert world.admission.router.latencies.take() == []
+
+
+async def test_what_a_prompt_took_that_nobody_waits_for_is_its_tenants(world: World) -> None:
+    """Nothing has told of it before the first token, but the engine does when it stops."""
+    await world.start("a", step_s=0.05)
+    asking = asyncio.create_task(world.collect(generation(max_tokens=200)))
+    await until(lambda: world.transport.engines["a"].running)
+    asking.cancel()
+    await until(world.at_rest)
+    usage = world.admission.router.snapshot().usage["acme"]
+    assert (usage.outcomes[Outcome.CANCELLED], usage.output_tokens) == (1, 0)
+    assert usage.gpu_s == STEP_GPU_S
 
 
 async def test_a_request_that_sent_something_goes_on_elsewhere_without_a_gap(

@@ -29,3 +29,14 @@ def test_a_command_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["delete", "acme"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", "x" * 129, "\udcff"])
+def test_a_name_that_no_tenant_can_have_gets_no_key(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["new", name])
+    told = capsys.readouterr()
+    assert "a name has 1 to 128 characters" in told.err
+    assert told.out == ""

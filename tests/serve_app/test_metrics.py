@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from replica.messages import Stats
+from router.latencies import Latency
 from router.ledger import Usage
 from router.messages import GpuTime, Outcome
 from router.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
@@ -35,6 +38,18 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
             key = self._key(tags)
             values[key] = values.get(key, 0) + value
 
+    class Histogram(Metric):
+        def __init__(self, name: str, meaning: str, boundaries: list[float], tag_keys: Any) -> None:
+            super().__init__(name, meaning, tag_keys)
+            self._bounds = boundaries
+
+        def observe(self, value: float, tags: dict[str, str] | None = None) -> None:
+            name, labels = self._key(tags)
+            bucket = next(bound for bound in self._bounds if value <= bound)
+            for key in ((name, (*labels, str(bucket))), (f"{name}_sum", labels)):
+                values[key] = values.get(key, 0) + (value if key[0] != name else 1)
+
+    monkeypatch.setattr(metrics.metrics, "Histogram", Histogram)
     monkeypatch.setattr(metrics.metrics, "Gauge", Metric)
     monkeypatch.setattr(metrics.metrics, "Counter", Metric)
     monkeypatch.setattr(metrics, "PERIOD_S", 0.0)
@@ -101,6 +116,17 @@ def test_admission_tells_now_and_then_only(told: Told, monkeypatch: pytest.Monke
     shown.tell(state(1, 0, Usage()))
     shown.tell(state(2, 0, Usage()))
     assert told["fairstream_requests_waiting", ("acme",)] == 1
+
+
+def test_times_to_tokens_fall_into_buckets_of_seconds(told: Told) -> None:
+    """R50."""
+    shown = AdmissionMetrics()
+    shown.observe([Latency("m", 0.3, 0.012), Latency("m", 200.0, None)])
+    assert told["fairstream_first_token_seconds", ("m", "0.5")] == 1
+    assert told["fairstream_first_token_seconds", ("m", "300")] == 1
+    assert told["fairstream_first_token_seconds_sum", ("m",)] == 200.3
+    assert told["fairstream_token_seconds", ("m", "0.015")] == 1
+    assert told["fairstream_token_seconds_sum", ("m",)] == 0.012
 
 
 def test_a_device_s_time_has_a_state(told: Told) -> None:

@@ -60,6 +60,32 @@ async def test_refusals_leave_what_remains_alone() -> None:
         assert (await site.ask(max_tokens=35)).status_code == 200
 
 
+async def test_of_a_refused_request_no_choice_is_charged() -> None:
+    """C52: four choices where one may run and one wait."""
+    limits = {"requests_per_minute": 2, "max_concurrency": 1, "max_queued": 1}
+    async with metered_site(a=limits | {"daily_budget": 1.0}) as site:
+        reply = await site.ask(n=4)
+        error_of(reply, 429, "rate_limit_exceeded")
+        assert reply.headers["x-ratelimit-remaining-requests"] == "2"
+        assert (await site.ask(n=2)).headers["x-ratelimit-remaining-requests"] == "1"
+        await site.settled()
+        assert site.spent() == 2 * (5 + 2 * 20)
+        assert site.admission.router.snapshot().usage["a"].outcomes[Outcome.CANCELLED] == 0
+
+
+async def test_a_restarted_admission_refuses_nothing_that_waits() -> None:
+    """Its rate counts what waits already."""
+    limits = {"requests_per_minute": 4, "max_concurrency": 1}
+    async with metered_site(step_s=0.002, a=limits) as site:
+        asking = [asyncio.create_task(site.ask(max_tokens=200)) for _ in range(4)]
+        await until(lambda: site.admission.router.snapshot().queued == 3)
+        count = len(site.admission.syncs)
+        await until(lambda: len(site.admission.syncs) > count + 1)
+        site.admission.restart()
+        assert [(await task).status_code for task in asking] == [200] * 4
+        error_of(await site.ask(), 429, "rate_limit_exceeded")
+
+
 async def test_a_default_limit_above_the_cap_is_no_reason_to_refuse() -> None:
     """R38: tokens_per_minute=100 and no max_tokens."""
     async with metered_site(a={"tokens_per_minute": 100}) as site:

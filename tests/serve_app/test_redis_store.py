@@ -19,13 +19,16 @@ from router.ledger import Past
 from router.messages import GpuTime, Outcome, RefusalKind, Sync, SyncReply
 from router.policy import FairPolicy
 from router.pricing import Prices
+from router.quota import windows_of
 from router.store import HOUR_S, KEPT_S, SqliteStore, Store
+from router.tenant import Tenant, digest
 from serve_app import redis_store
 from serve_app.redis_store import PREFIX, RedisStore
 from serve_app.router_deployment import Admission
 from serve_app.stores import open_store
 from tests.router.desk import ending, info
 from tests.router.test_store import NOW, WINDOWS, entry, journal
+from tests.serve_app.metered_site import until
 from tests.serve_app.redis_server import RedisServer, executable
 
 pytestmark = pytest.mark.skipif(
@@ -227,4 +230,23 @@ async def test_a_router_without_its_redis_does_not_start(tmp_path: Path) -> None
     admission = Cluster(f"unix://{tmp_path}/nobody")
     with pytest.raises(OSError, match="does not answer"):
         await admission.reconfigure({"tenants": [{"id": "a", "daily_budget": 1.0}]})
+    await admission.stop()
+
+
+async def test_tenants_change_while_its_redis_is_away(server: RedisServer) -> None:
+    """A key that is revoked is of no use any more; what a new tenant has spent is learnt later."""
+    server.clear()
+    admission = Cluster(server.url)
+    old = {"id": "old", "keys": [digest("sk-old")]}
+    await admission.reconfigure({"tenants": [old, {"id": "b"}]})
+    window = next(iter(windows_of(Tenant(id="a", daily_budget=1.0), time.time())))
+    admission._store.book(journal(entry("x", windows=(window,))), NOW)
+    server.kill()
+    await admission.reconfigure({"tenants": [{"id": "a", "daily_budget": 1.0}, {"id": "b"}]})
+    notice = (await admission.watch("i", (0, 0))).notice
+    assert notice.tenants.find_by_key("sk-old") is None
+    assert [state["id"] for state in await admission.tenant_states()] == ["a", "b"]
+    server.start()
+    quota = admission._router._accounts.quotas["a"]
+    await until(lambda: quota.spent() == {window: 30})
     await admission.stop()

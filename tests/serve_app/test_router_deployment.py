@@ -1,15 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from router.messages import ReplicaReport, RequestInfo, Sync
+from router.messages import ReplicaReport, RequestInfo, Sync, SyncReply
 from router.policy import FairPolicy
+from router.pricing import Prices
+from router.quota import windows_of
+from router.store import SqliteStore
+from router.tenant import Tenant
 from serve_app import router_deployment
 from serve_app.router_deployment import Admission
+from tests.router.test_store import entry, journal
 from tests.serve_app.test_admission_client import until
 
 
@@ -79,3 +86,30 @@ async def test_ingresses_hear_that_the_service_ends_and_tell_what_is_due(
     assert await admission.close() == 0
     monkeypatch.setattr(router_deployment, "ANSWER_S", 0.0)
     assert await admission.close() is None
+
+
+async def test_the_largest_limits_can_be_told(admission: Admission) -> None:
+    """One number that does not travel would hold up everybody's requests."""
+    limits = {"requests_per_minute": 2**53, "tokens_per_minute": 2**53}
+    await admission.reconfigure({"tenants": [{"id": "acme", **limits}]})
+    info = RequestInfo("x", "acme", 10, 10, model="m")
+    reply = await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 0, waiting=(info,))))
+    told = msgspec.msgpack.decode(reply, type=SyncReply).rate_limits["acme"]
+    assert (told.requests.limit, told.tokens.limit) == (2**53, 2**53)
+
+
+async def test_spending_outlives_a_budget_that_was_away(tmp_path: Path) -> None:
+    """Written down by an earlier process, and looked up when the limit comes back."""
+    [window] = windows_of(Tenant(id="acme", daily_budget=1.0), time.time())
+    store = SqliteStore(tmp_path / "usage.db")
+    store.book(journal(entry("x", "acme", windows=(window,))), time.time())
+    store.close()
+    prices = {"m": Prices(output=1.0)}
+    admission = AdmissionAlone(FairPolicy(), prices, tmp_path / "usage.db")
+    await admission.report(report("r", "m"))
+    for limits in ({}, {"daily_budget": 1.0}):
+        await admission.reconfigure({"tenants": [{"id": "acme", **limits}]})
+    [state] = await admission.tenant_states()
+    assert state["spent"] == {window: 30e-6}
+    admission._clock.cancel()
+    admission._writing.cancel()

@@ -40,6 +40,8 @@ async def test_every_metric_that_is_asked_for_is_exported(site: Site) -> None:
     assert re.search(r'ray_fairstream_requests_total{[^}]*tenant="acme"', found)
     starts = r'ray_serve_deployment_replica_starts_total{[^}]*deployment="Replica"'
     assert re.search(starts, found)
+    count = r'ray_fairstream_first_token_seconds_bucket{[^}]*le="300[^}]*model="%s"[^}]*} [1-9]'
+    assert re.search(count % MODEL, found)
     assert KEY not in found
     assert digest(KEY)[7:] not in found
 
