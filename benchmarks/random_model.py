@@ -1,22 +1,25 @@
-"""A model of a given shape with random weights, in a folder, for a server to load."""
+"""A model of a given shape with random weights, in a folder, for a server to load.
+
+`python -m benchmarks.random_model SHAPE FOLDER DEVICE TOKENIZER`, in a process of its own, so that
+no memory of the device stays taken.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import torch
 
-from benchmarks.workload import MODEL
+from benchmarks.shapes import SHAPES
 from replica.loading import load_tokenizer
-from replica.model import ModelSpec
 
 
-def save(spec: ModelSpec, folder: Path, dtype: torch.dtype, device: str) -> None:
-    """Of the Llama family, with SmolLM2's tokenizer and so its vocabulary. The weights are made on
-    `device`."""
+def main() -> None:
+    """Of the Llama family in bfloat16, with the vocabulary of the tokenizer of that model."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = load_tokenizer(MODEL)
+    shape, folder, device, tokenizer_of = sys.argv[1:]
+    spec, tokenizer = SHAPES[shape], load_tokenizer(tokenizer_of)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=spec.hidden_size,
@@ -28,9 +31,13 @@ def save(spec: ModelSpec, folder: Path, dtype: torch.dtype, device: str) -> None
         max_position_embeddings=spec.max_position,
         rms_norm_eps=spec.norm_eps,
         tie_word_embeddings=spec.tied_embeddings,
-        dtype=dtype,
+        dtype=torch.bfloat16,
     )
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(dtype)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()

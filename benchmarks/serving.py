@@ -18,18 +18,16 @@ import time
 from argparse import Namespace
 from collections import Counter
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import httpx
-import torch
 
 from benchmarks.cpu_time import cpu_seconds
 from benchmarks.load import IDS
-from benchmarks.random_model import save
 from benchmarks.report import Report, parser
 from benchmarks.server import Server, running
 from benchmarks.shapes import SHAPES
+from benchmarks.workload import MODEL
 from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Sampling, Submit
@@ -188,18 +186,20 @@ def main() -> None:
     options.add_argument("--output", type=int, default=256)
     options.add_argument("--seconds", type=int, default=30)
     options.add_argument("--port", type=int, default=8000)
+    options.add_argument("--tokenizer", default=MODEL, help="the model to take it from")
     options.add_argument("--folder", help="where the model is kept meanwhile")
     chosen = options.parse_args()
     report = Report("serving")
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        save(SHAPES[chosen.shape], Path(folder), torch.bfloat16, chosen.device)
+        make = [chosen.shape, folder, chosen.device, chosen.tokenizer]
+        subprocess.run([sys.executable, "-m", "benchmarks.random_model", *make], check=True)
         report.add("tok_s.engine", [asyncio.run(engine_alone(folder, chosen))])
         for proxy, replicas in product(chosen.proxies, chosen.replicas):
             case = f"{proxy}.{replicas}"
             with running(server_settings(folder, proxy, replicas, chosen)) as server:
                 report.add(f"ready_s.{case}", [server.ready_s])
                 asyncio.run(measure(report, case, server, replicas, chosen))
-    report.write(chosen.json)
+            report.write(chosen.json)
 
 
 if __name__ == "__main__":
