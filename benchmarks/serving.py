@@ -17,8 +17,8 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from itertools import product
-from typing import Any
+from itertools import pairwise, product
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -120,10 +120,10 @@ def gpu_seconds(server: Server) -> Counter[str]:
 
 
 def under_load(server: Server, replicas: int, chosen: Namespace) -> Answers:
-    """Starts the clients and waits for them. Returns what ended within the measured seconds."""
+    """Starts the clients and waits for them."""
     count = chosen.clients * replicas
     streams = [chosen.rows * replicas // count] * count
-    lasts = int(RAMP_S + chosen.seconds + 5)
+    lasts = int(RAMP_S + chosen.runs * chosen.seconds + 5)
     command = [sys.executable, "-m", "benchmarks.load", server.base_url, server.model]
     clients = [
         subprocess.Popen(
@@ -146,30 +146,48 @@ def share(values: list[float], part: float) -> float:
     return sorted(values)[min(int(part * len(values)), len(values) - 1)]
 
 
-async def measure(
-    report: Report, case: str, server: Server, replicas: int, chosen: Namespace
-) -> None:
-    loading = asyncio.create_task(asyncio.to_thread(under_load, server, replicas, chosen))
-    await asyncio.sleep(RAMP_S)
-    start, gpu, cpu = time.monotonic(), gpu_seconds(server), cpu_seconds(server.process.pid)
-    await asyncio.sleep(chosen.seconds)
-    end, cpu_end = time.monotonic(), cpu_seconds(server.process.pid)
-    gpu_end = gpu_seconds(server)
-    ended = [answer for answer in await loading if start <= answer[0] < end]
-    tokens = sum(answer[1] for answer in ended)
-    report.add(f"tok_s.{case}", [tokens / (end - start)])
+class Reading(NamedTuple):
+    """Of one moment."""
+
+    at: float
+    gpu_s: Counter[str]
+    cpu_s: dict[str, float]
+
+
+def read(server: Server) -> Reading:
+    return Reading(time.monotonic(), gpu_seconds(server), cpu_seconds(server.process.pid))
+
+
+def figures(before: Reading, after: Reading, answers: Answers, replicas: int) -> dict[str, float]:
+    """Of what ended between two moments."""
+    ended = [answer for answer in answers if before.at <= answer[0] < after.at]
+    passed_s, tokens = after.at - before.at, sum(answer[1] for answer in ended)
     first_ms = [1e3 * answer[2] for answer in ended]
     token_ms = [1e3 * (last - first) / (count - 1) for _, count, first, last in ended]
+    found = {"tok_s": tokens / passed_s}
     for part in (0.5, 0.95, 0.99):
-        report.add(f"first_token_ms.p{part * 100:.0f}.{case}", [share(first_ms, part)])
-        report.add(f"token_ms.p{part * 100:.0f}.{case}", [share(token_ms, part)])
-    passed = gpu_end - gpu
+        found[f"first_token_ms.p{part * 100:.0f}"] = share(first_ms, part)
+        found[f"token_ms.p{part * 100:.0f}"] = share(token_ms, part)
+    gpu_s = after.gpu_s - before.gpu_s
     for kind in ("bubble", "starved", "spare"):
-        report.add(f"gpu_{kind}_share.{case}", [passed[kind] / max(passed.total(), 1e-9)])
-    dollars = replicas * DOLLARS_PER_HOUR * (end - start) / 3600
-    report.add(f"dollars_per_1000_responses.{case}", [1000 * dollars / len(ended)])
-    for kind, seconds in sorted(cpu_end.items()):
-        report.add(f"cpu_us_per_token.{kind}.{case}", [1e6 * (seconds - cpu.get(kind, 0)) / tokens])
+        found[f"gpu_{kind}_share"] = gpu_s[kind] / max(gpu_s.total(), 1e-9)
+    dollars = replicas * DOLLARS_PER_HOUR * passed_s / 3600
+    found["dollars_per_1000_responses"] = 1000 * dollars / len(ended)
+    for kind, seconds in sorted(after.cpu_s.items()):
+        found[f"cpu_us_per_token.{kind}"] = 1e6 * (seconds - before.cpu_s.get(kind, 0)) / tokens
+    return found
+
+
+async def measure(server: Server, replicas: int, chosen: Namespace) -> list[dict[str, float]]:
+    """Figures of as many spans of time, one behind the other."""
+    loading = asyncio.create_task(asyncio.to_thread(under_load, server, replicas, chosen))
+    await asyncio.sleep(RAMP_S)
+    readings = [read(server)]
+    for _ in range(chosen.runs):
+        await asyncio.sleep(chosen.seconds)
+        readings.append(await asyncio.to_thread(read, server))
+    answers = await loading
+    return [figures(*span, answers, replicas) for span in pairwise(readings)]
 
 
 def main() -> None:
@@ -184,7 +202,7 @@ def main() -> None:
     options.add_argument("--clients", type=int, default=8, help="processes, for each replica")
     options.add_argument("--prompt", type=int, default=512)
     options.add_argument("--output", type=int, default=256)
-    options.add_argument("--seconds", type=int, default=30)
+    options.add_argument("--seconds", type=int, default=10, help="of a run")
     options.add_argument("--port", type=int, default=8000)
     options.add_argument("--tokenizer", default=MODEL, help="the model to take it from")
     options.add_argument("--folder", help="where the model is kept meanwhile")
@@ -198,7 +216,9 @@ def main() -> None:
             case = f"{proxy}.{replicas}"
             with running(server_settings(folder, proxy, replicas, chosen)) as server:
                 report.add(f"ready_s.{case}", [server.ready_s])
-                asyncio.run(measure(report, case, server, replicas, chosen))
+                spans = asyncio.run(measure(server, replicas, chosen))
+            for key in spans[0]:
+                report.add(f"{key}.{case}", [span[key] for span in spans])
             report.write(chosen.json)
 
 
