@@ -27,6 +27,12 @@ class AdmissionAlone(Admission):
         pass
 
 
+@pytest.fixture(autouse=True)
+def _no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An Admission whose clock was stopped would end the whole run of tests."""
+    monkeypatch.setattr(router_deployment.SelfCheck, "start", lambda self: None)
+
+
 @pytest.fixture
 async def admission() -> AsyncIterator[Admission]:
     """As Serve starts one."""
