@@ -20,7 +20,7 @@ from router.ledger import NOTHING, Used
 from router.messages import Outcome, RequestInfo
 from router.policy import FairPolicy
 from router.quota import Denial
-from router.request import GRANTED, PARKED, QUEUED, Request
+from router.request import GRANTED, PARKED, QUEUED, Group, Request
 from router.tenant import Tenant
 
 _HEADS = 16
@@ -81,8 +81,9 @@ class Dispatcher:
         holds = quota.hold_all(asked, again=again)
         if isinstance(holds, Denial):
             return holds
+        group = Group()
         for request, hold in zip(requests, holds, strict=True):
-            request.hold = hold
+            request.hold, request.group = hold, group
             self.enqueue(request)
         return None
 
@@ -129,11 +130,12 @@ class Dispatcher:
         return granted
 
     def overdue(self) -> list[Request]:
-        """Requests that wait, have not begun, and have passed their deadlines."""
+        """Requests that wait and have passed their deadlines, and whose group has not begun."""
         now, found = self._clock(), []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)
-            waits = request.state is QUEUED and not request.taken_up
+            begun = request.taken_up or (request.group is not None and request.group.begun)
+            waits = request.state is QUEUED and not begun
             if waits and request.deadline <= now:
                 found.append(request)
         return found
@@ -279,6 +281,8 @@ class Dispatcher:
         """Only the first run of a request is charged for its prompt."""
         request_id = request.info.request_id
         request.state, request.since = GRANTED, now
+        if request.group is not None:
+            request.group.begun = True
         produced = self.ledger.produced(request_id) if request.taken_up else 0
         request.outstanding = max(request.expected - produced, 0)
         self.queue.start(request)

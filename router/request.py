@@ -25,6 +25,14 @@ QUEUED, GRANTED, LEASED, PARKED = State
 """The same, for where each request passes: Python 3.11 takes its time to look a member up."""
 
 
+@dataclass(slots=True)
+class Group:
+    """What the requests that a client made of one have in common."""
+
+    begun: bool = False
+    """One of them was granted."""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Compared and hashed by identity."""
@@ -50,6 +58,8 @@ class Request:
     """Its share of GPUs' time so far, in seconds."""
     deadline: float = inf
     """When it has waited for too long, by the router's clock."""
+    group: Group | None = None
+    """None of one that is alone."""
 
     @property
     def max_tokens(self) -> int:

@@ -108,7 +108,8 @@ class Admission:
         self._watchers: dict[str, asyncio.Event] = {}
         self._metrics = AdmissionMetrics()
         self._clock = background.start(self._keep_time(), "router-clock")
-        SelfCheck(self._check).start()
+        self._self_check = SelfCheck(self._check)
+        self._self_check.start()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over tenants in place. Those that cannot be read change nothing; at the start

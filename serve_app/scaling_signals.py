@@ -7,7 +7,7 @@ both sides, and nothing else is: what follows from the numbers is decided in `au
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, isfinite, nan
 
 from replica.messages import Ready, Stats
 from router.workload import Workload
@@ -59,8 +59,8 @@ class LoadMeter:
 
 
 def load_of(recorded: Mapping[str, float]) -> Load | None:
-    """None if anything is missing."""
-    if any(name not in recorded for name in LOAD):
+    """None if anything is missing, or no number: who says that is as good as silent."""
+    if not all(isfinite(recorded.get(name, nan)) for name in LOAD):
         return None
     return Load(**{name: float(recorded[name]) for name in LOAD})
 
@@ -81,6 +81,8 @@ def backlog_of(recorded: Mapping[str, float], pool: str) -> Backlog | None:
     """What waits for the replicas of one deployment; None if Admission is silent. Nothing waits
     for a model that it has not heard of."""
     if MISSED not in recorded or SUCCEEDED not in recorded:
+        return None
+    if not all(map(isfinite, recorded.values())):
         return None
     only = pool == ONLY_POOL
     seconds = {

@@ -186,6 +186,8 @@ def _leaving_problems(made: Manifests, grace_s: float) -> Iterator[str]:
     for name, pods in made.ray_pods.items():
         if name == "head":
             continue
+        if pods.spec.get("restartPolicy", "Never") != "Never":
+            yield f"{name} comes back when the autoscaler has taken it away"
         *command, seconds = pods.container["lifecycle"]["preStop"]["exec"]["command"]
         if command != ["python", "-m", leave_node.__name__, "--seconds"]:
             yield f"{name} runs {command} before it stops"

@@ -45,6 +45,10 @@ VALUES = {
         ("containerPort: 8080", "containerPort: 8081"),
         ("port: dashboard", "port: dashbord"),
         ("path: /-/healthz", "path: /healthz"),
+        (
+            "spec:\n            automount",
+            "spec:\n            restartPolicy: Always\n            automount",
+        ),
         ("port: 52365", "port: 52356"),
         ("groupName: engine", "groupName: engines"),
         ("serve_app.leave_node", "serve_app.leave"),

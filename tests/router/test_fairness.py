@@ -94,6 +94,21 @@ def test_service_is_divided_by_weight(weights):
         assert served[tenant] / total == pytest.approx(weight / sum(weights.values()), abs=0.01)
 
 
+def test_weights_that_change_divide_what_comes_from_then_on():
+    """Nobody owes or is owed what other weights would have given before."""
+    world, ingress = world_of({"a": 1.0, "b": 3.0}, slots=16)
+    shapes = {"a": Shape((1, 20), (20, 60)), "b": Shape((100, 300), (1, 10))}
+    for _ in backlogged(world, ingress, shapes, 2000, seed=1):
+        pass
+    before = service(world)
+    heavier = {name: {"weight": w, **NO_LIMITS} for name, w in (("a", 4.0), ("b", 1.0))}
+    world.router.update_tenants(tenants_of(**heavier))
+    for _ in backlogged(world, ingress, shapes, 2000, seed=2):
+        pass
+    gained = {tenant: total - before[tenant] for tenant, total in service(world).items()}
+    assert gained["a"] / sum(gained.values()) == pytest.approx(0.8, abs=0.02)
+
+
 def test_a_late_tenant_is_served_next_and_not_behind_the_backlog():
     world, ingress = world_of({"flood": 1.0, "late": 1.0}, slots=4)
     for _ in range(500):

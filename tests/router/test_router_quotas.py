@@ -158,6 +158,20 @@ def test_choices_are_one_request_and_share_what_is_left_of_a_budget():
     assert desk.sync(info("y")).rate_limits["a"].requests.remaining == 4
 
 
+def test_what_has_begun_is_not_dropped_for_a_choice_that_waits():
+    """It would be charged for the others, and get nothing."""
+    desk = Desk(slots=1, a={"max_wait_s": 1.0})
+    choices = [info(f"x{i}", group="x") for i in range(2)]
+    assert ids(desk.sync(*choices, info("alone"))) == ["x0"]
+    desk.sync(choices[1], info("alone"), leases=(LeaseInfo(choices[0], "r", 1),))
+    desk.clock.now += 1.1
+    desk.router.expire()
+    desk.report(slots=1)
+    over = (ending(choices[0]),)
+    reply = desk.sync(choices[1], info("alone"), endings=over)
+    assert (refused(reply), ids(reply)) == (["alone"], ["x1"])
+
+
 def test_too_much_waiting_of_everybody_is_an_overload():
     desk = Desk(slots=0, policy=FairPolicy(max_waiting=3), a={}, b={})
     desk.sync(*infos(3))

@@ -83,6 +83,13 @@ def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
     assert store.usage(0, 100 * HOUR_S) == []
 
 
+def test_a_file_that_cannot_be_read_holds_up_no_request(store):
+    store.book(journal(entry()), NOW)
+    assert store.is_booked("x")
+    store.close()
+    assert not store.is_booked("x")
+
+
 def test_a_request_is_booked_once_however_often_it_is_told(store):
     for _ in range(3):
         store.book(journal(entry("x"), entry("x", micro=99)), NOW)

@@ -194,6 +194,7 @@ class Cluster(Admission):
         return msgspec.msgpack.decode(reply, type=SyncReply)
 
     async def stop(self) -> None:
+        self._self_check.stop()
         tasks = (self._clock, self._writing)
         for task in tasks:
             task.cancel()

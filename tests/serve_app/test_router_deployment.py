@@ -26,6 +26,11 @@ class AdmissionAlone(Admission):
     def __del__(self) -> None:  # type: ignore[override]
         pass
 
+    def stop(self) -> None:
+        self._self_check.stop()
+        self._clock.cancel()
+        self._writing.cancel()
+
 
 @pytest.fixture(autouse=True)
 def _no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +44,7 @@ async def admission() -> AsyncIterator[Admission]:
     admission = AdmissionAlone(FairPolicy())
     await admission.reconfigure({"tenants": [{"id": "acme"}]})
     yield admission
-    admission._clock.cancel()
-    admission._writing.cancel()
+    admission.stop()
 
 
 def report(replica: str, model: str, slots: int = 0) -> ReplicaReport:
@@ -117,5 +121,4 @@ async def test_spending_outlives_a_budget_that_was_away(tmp_path: Path) -> None:
         await admission.reconfigure({"tenants": [{"id": "acme", **limits}]})
     [state] = await admission.tenant_states()
     assert state["spent"] == {window: 30e-6}
-    admission._clock.cancel()
-    admission._writing.cancel()
+    admission.stop()

@@ -82,3 +82,12 @@ def test_half_a_report_is_none(name: str) -> None:
     del recorded[name]
     assert load_of(recorded) is None
     assert backlog_of({"missed": 1.0}, "Replica") is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_silence(value: float) -> None:
+    """One replica's nonsense does not keep the others' load from being seen."""
+    recorded = LoadMeter(READY).measure(stats())
+    assert load_of(recorded | {"busy": value}) is None
+    workload = record_workload({"Replica": Workload(3, (value,))}, 0, 0)
+    assert backlog_of(workload, "Replica") is None
