@@ -5,11 +5,11 @@ The module knows neither which request they belong to, nor how a template writes
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve_app.fields import Arguments, Content, unsupported
+from serve_app.fields import Arguments, Content, Parameters, unsupported
 from serve_app.unsupported import MESSAGE, Table, first_unsupported
 
 MAX_TOOLS = 128
@@ -59,7 +59,7 @@ class Message(Fields):
 class Function(Fields):
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters = None
     """A JSON schema; without one it takes none."""
     strict: bool | None = None
 

@@ -12,7 +12,7 @@ from inspect import signature
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import PlainValidator, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic_core import PydanticCustomError, from_json
 from transformers import PreTrainedTokenizerBase
 
 from replica.messages import MAX_BIASES
@@ -133,6 +133,8 @@ def as_response_format(value: object) -> Mapping[str, Any] | None:
     match value:
         case None | {"type": "text"}:
             return None
+        case {"type": "json_object", "schema": _}:
+            raise fault("a schema needs the type json_schema")
         case {"type": "json_object"}:
             return {"type": "object"}
         case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
@@ -167,14 +169,18 @@ def as_template_kwargs(value: object) -> Mapping[str, Any]:
     return value
 
 
+def as_parameters(value: object) -> Mapping[str, Any] | None:
+    """Of a tool: a JSON schema of objects; arguments are one."""
+    if value is None or (isinstance(value, dict) and value.get("type", "object") == "object"):
+        return value
+    raise fault('must be a JSON schema of type "object"')
+
+
 def as_arguments(value: object) -> Mapping[str, Any]:
     """Of a call: a JSON object, written as a string. Clients write nothing where it is empty."""
     if isinstance(value, str) and not value.strip():
         return {}
-    try:
-        arguments = json.loads(value) if isinstance(value, str) else None
-    except (ValueError, RecursionError):
-        arguments = None
+    arguments = _read(value)
     if isinstance(arguments, dict):
         return arguments
     raise fault("must be a JSON object, written as a string")
@@ -182,14 +188,20 @@ def as_arguments(value: object) -> Mapping[str, Any]:
 
 def as_schema(value: object) -> Mapping[str, Any] | None:
     """A JSON schema: an object, or one written as a string."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            value = "not JSON"
-    if value is None or isinstance(value, dict):
-        return value
+    if value is None:
+        return None
+    schema = _read(value) if isinstance(value, str) else value
+    if isinstance(schema, dict):
+        return schema
     raise fault("must be a JSON schema")
+
+
+def _read(value: object) -> Any:
+    """What JSON in a string says, as strictly as the body is read; None if it is none."""
+    try:
+        return from_json(value, allow_inf_nan=False) if isinstance(value, str) else None
+    except ValueError:
+        return None
 
 
 def as_choices(value: object) -> tuple[str, ...] | None:
@@ -234,6 +246,10 @@ ResponseFormat: TypeAlias = Annotated[
 JsonSchema: TypeAlias = Annotated[
     Mapping[str, Any] | None,
     PlainValidator(as_schema, json_schema_input_type=dict[str, Any] | str | None),
+]
+Parameters: TypeAlias = Annotated[
+    Mapping[str, Any] | None,
+    PlainValidator(as_parameters, json_schema_input_type=dict[str, Any] | None),
 ]
 Choices: TypeAlias = Annotated[
     tuple[str, ...] | None,

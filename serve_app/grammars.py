@@ -94,7 +94,8 @@ def _of_tools(request: ChatRequest, schema: Mapping[str, Any] | None) -> str:
 
 
 def _call(tool: Function) -> str:
-    schema = tool.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+    schema = tool.parameters or {"properties": {}, "additionalProperties": False}
+    schema = {**schema, "type": "object"}
     return f"{json.dumps(tool.name + MIDDLE)} {_json(schema, lenient=not tool.strict)}"
 
 

@@ -77,16 +77,15 @@ class EventWriter:
         self._opened: set[int] = set()
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
-        """One event per piece; the first of a choice is preceded by its opening."""
+        """The first events of a choice are preceded by its opening."""
         return b"".join(map(self._piece, pieces))
 
     def _piece(self, piece: Piece) -> bytes:
-        event = self._event(self._shape.chunk(piece))
+        events = b"".join(map(self._event, self._shape.chunks(piece)))
         if piece.choice in self._opened:
-            return event
+            return events
         self._opened.add(piece.choice)
-        before = self._event(self._shape.opening(piece))
-        return before + event if piece.text or piece.ending or piece.tokens else before
+        return self._event(self._shape.opening(piece)) + events
 
     def _event(self, choice: msgspec.Struct | None) -> bytes:
         return b"" if choice is None else self._begin + _encode(choice) + self._end

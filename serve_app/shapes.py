@@ -128,8 +128,9 @@ class Shape(ABC):
         """The chunk that precedes the first piece of a choice, if there is one."""
 
     @abstractmethod
-    def chunk(self, piece: Piece) -> msgspec.Struct | None:
-        """None if nothing is certain yet."""
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        """What is certain now. How a choice ends comes in a chunk of its own: some clients look
+        at nothing else there."""
 
     @abstractmethod
     def choice(self, piece: Piece, prompt_ids: Sequence[int]) -> msgspec.Struct:
@@ -160,18 +161,21 @@ class ChatShape(Shape):
     def opening(self, piece: Piece) -> msgspec.Struct:
         return ChatChunkChoice(piece.choice, ChatDelta(role="assistant", content=""))
 
-    def chunk(self, piece: Piece) -> msgspec.Struct | None:
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
         thoughts, text, calls, ending = self._read(piece)
-        if not (thoughts or text or calls or ending or piece.tokens):
-            return None
-        nothing_else = piece.tokens and not calls and not thoughts
-        delta = ChatDelta(
-            content=text or ("" if nothing_else else None),
-            tool_calls=[_call_delta(call) for call in calls] or None,
-            reasoning_content=thoughts or None,
-        )
-        told = self._told(piece) if piece.tokens else None
-        return ChatChunkChoice(piece.choice, delta, ending, told)
+        chunks: list[msgspec.Struct] = []
+        if thoughts or text or calls or piece.tokens:
+            nothing_else = piece.tokens and not calls and not thoughts
+            delta = ChatDelta(
+                content=text or ("" if nothing_else else None),
+                tool_calls=[_call_delta(call) for call in calls] or None,
+                reasoning_content=thoughts or None,
+            )
+            told = self._told(piece) if piece.tokens else None
+            chunks.append(ChatChunkChoice(piece.choice, delta, None, told))
+        if ending:
+            chunks.append(ChatChunkChoice(piece.choice, ChatDelta(), ending))
+        return chunks
 
     def choice(self, piece: Piece, prompt_ids: Sequence[int]) -> msgspec.Struct:
         thoughts, text, calls, ending = self._read(piece)
@@ -252,9 +256,14 @@ class CompletionShape(Shape):
             told = for_text(echo.told(piece.prompt_logprobs), self._telling.texts)
         return TextChoice(piece.choice, echo.text, None, told)
 
-    def chunk(self, piece: Piece) -> msgspec.Struct:
-        told = self._told(piece) if piece.tokens else None
-        return TextChoice(piece.choice, piece.text, piece.ending, told)
+    def chunks(self, piece: Piece) -> list[msgspec.Struct]:
+        chunks: list[msgspec.Struct] = []
+        if piece.text or piece.tokens:
+            told = self._told(piece) if piece.tokens else None
+            chunks.append(TextChoice(piece.choice, piece.text, None, told))
+        if piece.ending:
+            chunks.append(TextChoice(piece.choice, "", piece.ending))
+        return chunks
 
     def choice(self, piece: Piece, prompt_ids: Sequence[int]) -> msgspec.Struct:
         head = self._echoes[piece.choice].text if self._echoes else ""

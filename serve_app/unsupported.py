@@ -12,7 +12,24 @@ from typing import TypeAlias
 Table: TypeAlias = Mapping[str, tuple[object, ...]]
 """Name to neutral values; null is neutral for all."""
 
+OTHERS: Table = {
+    "continue_final_message": (False,),
+    "ebnf": (),
+    "grammar": (),
+    "json_schema": (),
+    "logits_processors": ([],),
+    "prompt_embeds": (),
+    "regex": (),
+    "structural_tag": (),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""What other servers know beside OpenAI's."""
+
 CHAT: Table = {
+    **OTHERS,
+    "add_generation_prompt": (True,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -21,7 +38,7 @@ CHAT: Table = {
     "web_search_options": (),
 }
 
-COMPLETION: Table = {"suffix": ("",)}
+COMPLETION: Table = {**OTHERS, "suffix": ("",)}
 
 MESSAGE: Table = {"function_call": (), "audio": ()}
 

@@ -106,6 +106,7 @@ def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[
             for value in (None, "{}", {}, {"schema": []}, {"schema": {"type": "nothing"}})
         ],
         ("response_format", {"type": "json_schema", "json_schema": {"schema": {"if": {}}}}),
+        *[("response_format", {"type": t, "schema": {}}) for t in ("json_schema", "json_object")],
         *[("guided_json", value) for value in (1, "{", "[]", [], {"$ref": "http://a/b"})],
         *[("guided_regex", value) for value in ("", "((", 1, ["a"], "a" * 70_000)],
         *[("guided_choice", value) for value in ("a", [], [""], [1], ["a"] * 1001)],
@@ -165,11 +166,16 @@ def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, n
     ("field", "value"),
     [
         ("modalities", ["audio"]),
+        ("structured_outputs", {"choice": ["a", "b"]}),
+        ("json_schema", {"type": "object"}),
+        ("use_beam_search", True),
+        ("add_generation_prompt", False),
     ],
 )
 def test_what_would_change_a_chat_answer_is_refused(
     http: httpx.Client, field: str, value: object
 ) -> None:
+    """Silence would tell a client that it was honoured."""
     error = refused(http.post(CHAT, json=chat(**{field: value})))
     assert (error["code"], error["param"]) == ("unsupported_parameter", field)
 

@@ -22,8 +22,10 @@ BIG = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] 
         ({"tools": [BIG]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
-        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}}]},
-         "tools"),
+        *[
+            ({"tools": [{**TOOL, "function": {"name": "f", "parameters": {"type": v}}}]}, "tools")
+            for v in ("x", "string", ["object", "null"], None)
+        ],
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": TOOL}, "tool_choice"),
         *[
@@ -48,7 +50,10 @@ BIG = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] 
                 [],
                 [{"id": "1"}],
                 [{"id": "1", "function": {"name": "f", "arguments": {}}}],
-                [{"id": "1", "function": {"name": "f", "arguments": "[]"}}],
+                *(
+                    [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
+                    for arguments in ("[]", '{"a": NaN}', '{"a": "\\ud83d"}')
+                ),
                 [{"id": "1", "function": {"name": "f", "arguments": "{" * 100_000}}],
             )
         ],

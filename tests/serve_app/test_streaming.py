@@ -73,16 +73,19 @@ def test_usage_counts_each_prompt_once_and_every_token(
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_every_chunk_fits_the_schema(http: httpx.Client, n: int) -> None:
-    """R11. One finish reason per choice, in its last chunk; the role in its first only."""
-    *chunks, _ = stream(http, "/v1/chat/completions", chat("hello", n=n))
+@pytest.mark.parametrize(("limit", "ending"), [(50, "stop"), (3, "length")])
+def test_every_chunk_fits_the_schema(http: httpx.Client, n: int, limit: int, ending: str) -> None:
+    """R11. One finish reason per choice, in its last chunk, alone; the role in its first only."""
+    *chunks, _ = stream(http, "/v1/chat/completions", chat("hello", n=n, max_tokens=limit))
     for chunk in chunks:
         ChatCompletionChunk.model_validate(chunk, strict=True)
     for index in range(n):
         own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         assert all("role" not in choice["delta"] for choice in own[1:])
-        assert [c["finish_reason"] for c in own] == [None] * (len(own) - 1) + ["stop"]
+        assert [c["finish_reason"] for c in own] == [None] * (len(own) - 1) + [ending]
+        assert own[-1]["delta"] == {}
+    assert texts(chunks) == dict.fromkeys(range(n), "hello"[:limit])
     assert len({(c["id"], c["created"], c["model"]) for c in chunks}) == 1
 
 
