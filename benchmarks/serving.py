@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from benchmarks.cpu_time import cpu_seconds
-from benchmarks.load import IDS
+from benchmarks.load import IDS, length
 from benchmarks.report import Report, parser
 from benchmarks.server import Server, running
 from benchmarks.shapes import SHAPES
@@ -45,17 +45,17 @@ Answers = list[tuple[float, int, float, float]]
 
 
 def engine_settings(folder: str, chosen: Namespace) -> dict[str, Any]:
-    length = chosen.prompt + chosen.output
+    tokens = chosen.prompt + 2 * chosen.output
     settings = {
         "model": folder,
         "device": chosen.device,
         "dtype": "bfloat16",
         "max_rows": chosen.rows,
-        "max_model_len": 2 * length,
+        "max_model_len": tokens,
     }
     if chosen.device == "cuda":
         return settings | {"block_size": 64, "max_step_tokens": 8192, "memory_fraction": 0.85}
-    return settings | {"kv_tokens": 2 * chosen.rows * length}
+    return settings | {"kv_tokens": chosen.rows * tokens}
 
 
 def server_settings(folder: str, proxy: str, replicas: int, chosen: Namespace) -> dict[str, Any]:
@@ -89,27 +89,29 @@ def server_settings(folder: str, proxy: str, replicas: int, chosen: Namespace) -
     }
 
 
-async def engine_alone(folder: str, chosen: Namespace) -> float:
+async def engine_alone(folder: str, chosen: Namespace) -> list[float]:
     """Tokens per second of the engine's process, as many requests open as it has rows."""
     client = await EngineClient.start(EngineConfig(**engine_settings(folder, chosen)))
-    sampling = Sampling(max_tokens=chosen.output, temperature=1.0, ignore_eos=True)
 
     def ask(number: int) -> None:
         ids = tuple(random.choices(IDS, k=chosen.prompt))
+        sampling = Sampling(max_tokens=length(chosen.output), temperature=1.0, ignore_eos=True)
         client.send(Submit(request_id=str(number), prompt_ids=ids, sampling=sampling))
 
     for asked in range(chosen.rows):
         ask(asked)
-    began, tokens = time.monotonic() + RAMP_S, 0
+    began, tokens = time.monotonic() + RAMP_S, [0] * chosen.runs
     async for report in client.events():
+        run = int((time.monotonic() - began) // chosen.seconds)
+        if run >= chosen.runs:
+            break
         for output in report.outputs:
-            tokens += len(output.token_ids) if time.monotonic() > began else 0
+            if run >= 0:
+                tokens[run] += len(output.token_ids)
             if output.finish_reason is not None:
                 ask(asked := asked + 1)
-        if time.monotonic() > began + chosen.seconds:
-            break
     await client.close()
-    return tokens / float(chosen.seconds)
+    return [count / chosen.seconds for count in tokens]
 
 
 def gpu_seconds(server: Server) -> Counter[str]:
@@ -211,7 +213,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
         make = [chosen.shape, folder, chosen.device, chosen.tokenizer]
         subprocess.run([sys.executable, "-m", "benchmarks.random_model", *make], check=True)
-        report.add("tok_s.engine", [asyncio.run(engine_alone(folder, chosen))])
+        report.add("tok_s.engine", asyncio.run(engine_alone(folder, chosen)))
         for proxy, replicas in product(chosen.proxies, chosen.replicas):
             case = f"{proxy}.{replicas}"
             with running(server_settings(folder, proxy, replicas, chosen)) as server:
