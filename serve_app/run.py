@@ -75,6 +75,9 @@ def _close(application: str) -> int:
     answers: int | None = None
     try:
         admission = serve.get_deployment_handle("Admission", application)
+        if not admission.is_initialized:
+            # There is no event loop here, which Serve takes for granted behind HAProxy.
+            admission._init(_run_router_in_separate_loop=True)
         answers = admission.close.remote().result(timeout_s=CALL_TIMEOUT_S)
     except Exception as error:  # It is not up yet, or away for a moment.
         logger.debug("Admission cannot be told: %r", error)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import yaml
 
 from benchmarks.server import OUR_RUN, Server, serving
 from router.tenant import digest
+from tests.k8s.references import HA_PROXY
 from tests.serve_app.on_ray.flood import Stream
 from tests.serve_app.on_ray.site import KEY, MODEL, descendants, is_alive, kill, processes, until
 
@@ -26,14 +27,20 @@ END_S = 10.0
 """What Ray takes to end; on an idle machine 3 s."""
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
 @pytest.fixture
 def config(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a server beside any cluster that other tests use. It runs two requests at a time."""
     monkeypatch.setenv("RAY_ADDRESS", "local")
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     engine = {"model": model, "dtype": "float32", "threads": 1, "kv_tokens": 32768, "max_rows": 2}
     args = {
         "model_name": MODEL,
@@ -58,6 +65,22 @@ def settle(config: Path, **args: Any) -> None:
 
 @pytest.fixture
 def server(config: Path) -> Iterator[Server]:
+    with serving(config, module=OUR_RUN) as running:
+        yield running
+
+
+@pytest.fixture(params=["Serve's proxy", "HAProxy"])
+def server_behind(
+    request: pytest.FixtureRequest, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Server]:
+    """HAProxy as the manifests in k8s/ switch it on: ingresses then listen themselves, and Serve
+    refuses some of what it allows otherwise."""
+    if request.param == "HAProxy":
+        for name in HA_PROXY:
+            monkeypatch.setenv(name, "1")
+        ports = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
+        for name, port in zip(ports, free_ports(2), strict=True):
+            monkeypatch.setenv(name, str(port))
     with serving(config, module=OUR_RUN) as running:
         yield running
 
@@ -101,8 +124,9 @@ async def test_after_streams_were_cut_sigterm_ends_serve_run(config: Path) -> No
         await ended(server, family, END_S)
 
 
-async def test_answers_that_run_or_wait_outlive_sigterm(server: Server) -> None:
+async def test_answers_that_run_or_wait_outlive_sigterm(server_behind: Server) -> None:
     """C35, R25: the longest of them for the grace only. Nobody new is let in."""
+    server = server_behind
     await cut_five(server)
     family = descendants(server.process.pid)
     short, long, queued = streams = [Stream(body(tokens)) for tokens in (600, 15000, 200)]
