@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
@@ -13,72 +12,10 @@ from hypothesis import strategies as st
 from replica.messages import Sampling, Submit
 from router.messages import Outcome
 from serve_app import admission_client, engine_host, fleet, replica_link
-from serve_app.admission_client import AdmissionClient
-from serve_app.backend import EngineFailure, Enough, Generation, Refused, ShuttingDown, Unavailable
+from serve_app.backend import EngineFailure, Enough, Refused, ShuttingDown, Unavailable
 from serve_app.fleet import Fleet
-from serve_app.step_streams import StepStreams
-from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
+from tests.serve_app.fleet_world import SLOTS, World, generation, until
 from tests.serve_app.scripted_engine import STEP_GPU_S, tokens
-from tests.serve_app.transport import Transport
-
-SLOTS = 3
-
-
-def generation(request_id: str = "r", max_tokens: int = 5, tenant: int = 0) -> Generation:
-    sampling = Sampling(max_tokens=max_tokens)
-    return Generation(request_id, TENANTS.tenants[tenant], (1, 2, 3), sampling)
-
-
-async def until(condition: Callable[[], object], seconds: float = 3.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never held"
-        await asyncio.sleep(0.002)
-
-
-class World:
-    """An ingress with everything behind it, in one process."""
-
-    def __init__(self, chance: random.Random | None = None, rate: float = 0.0) -> None:
-        self.transport = Transport(chance, rate)
-        self.admission = AdmissionInProcess(chance, rate, model="model")
-        self.client = AdmissionClient("ingress", self.admission.sync, self.admission.watch)
-        self.streams = StepStreams(
-            "ingress", self.transport, lambda replica: self.admission.offer(replica, 0), self.client
-        )
-        self.fleet = Fleet("model", self.client, self.streams)
-
-    async def start(self, *replicas: str, step_s: float = 0.001) -> None:
-        self.client.start()
-        for name in replicas:
-            await self.transport.start(name, step_s)
-            self.admission.offer(name, SLOTS)
-            self.streams.connect(name)
-        await until(lambda: len(self.streams.ready) == len(replicas))
-
-    async def collect(self, request: Generation) -> tuple[int, ...]:
-        deltas = [delta async for delta in self.fleet.generate(request)]
-        return tuple(token for delta in deltas for token in delta.token_ids)
-
-    def outcomes(self) -> dict[Outcome, int]:
-        usage = self.admission.router.snapshot().usage.values()
-        return {outcome: sum(u.outcomes[outcome] for u in usage) for outcome in Outcome}
-
-    def at_rest(self) -> bool:
-        """Nothing is left anywhere: no request, no lease, no row."""
-        state = self.admission.router.snapshot()
-        return (
-            self.client.idle
-            and self.streams.idle
-            and not any(state.ingresses.values())
-            and not any(replica.leases for replica in state.replicas.values())
-            and not any(engine.running for engine in self.transport.engines.values())
-        )
-
-    async def close(self) -> None:
-        await self.client.close()
-        await self.streams.close()
-        await self.transport.close()
 
 
 @pytest.fixture
