@@ -32,6 +32,7 @@ from router.messages import (
 from router.tenant import Tenant, Tenants
 from serve_app import background
 from serve_app.backend import Refused
+from serve_app.calls import answered
 from serve_app.held import Lease, Waiting
 
 logger = logging.getLogger(__name__)
@@ -262,8 +263,7 @@ class AdmissionClient:
             self._changed.clear()
             self._settle_unbilled()
             try:
-                with anyio.fail_after(SYNC_TIMEOUT_S):
-                    reply = await self._sync(self._state())
+                reply = await answered(self._sync(self._state()), SYNC_TIMEOUT_S)
             except Exception as error:  # Whatever it was, the next sync says it all again.
                 logger.debug("Admission did not answer: %r", error)
                 if self.silence_s > AWAY_S:
@@ -276,8 +276,7 @@ class AdmissionClient:
     async def _watch_forever(self) -> None:
         while True:
             try:
-                with anyio.fail_after(WATCH_TIMEOUT_S):
-                    hint = await self._watch()
+                hint = await answered(self._watch(), WATCH_TIMEOUT_S)
             except Exception as error:
                 logger.debug("Admission cannot be watched: %r", error)
                 await asyncio.sleep(SYNC_PERIOD_S)

@@ -54,5 +54,6 @@ def about_address(path: Path) -> Iterator[str]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((options.host, options.port))
-        except OSError as error:
-            yield f"port {options.port} of {options.host} cannot be listened at: {error.strerror}"
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or error
+            yield f"port {options.port} of {options.host} cannot be listened at: {why}"

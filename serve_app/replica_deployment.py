@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
-import anyio
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -19,6 +18,7 @@ from replica.config import EngineConfig
 from replica.messages import Stats
 from router.messages import GpuTime, ReplicaReport, ReportReply
 from serve_app import background
+from serve_app.calls import answered
 from serve_app.departure import LOOK_PERIOD_S, Departure
 from serve_app.engine_host import EngineHost
 from serve_app.feed import Key
@@ -127,8 +127,8 @@ class Replica:
             model=self._model,
         )
         try:
-            with anyio.fail_after(CALL_TIMEOUT_S):
-                reply: ReportReply = await self._admission.report.remote(report)
+            call = self._admission.report.remote(report)
+            reply: ReportReply = await answered(call, CALL_TIMEOUT_S)
         except Exception as error:
             logger.debug("Admission did not take the report: %r", error)
             return False

@@ -14,11 +14,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-import anyio
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from replica.messages import Failed, Output, Ready, Submit, decode_event, encode
 from serve_app import background
+from serve_app.calls import answered
 from serve_app.mailbox import Mailbox, ReplicaLost
 
 logger = logging.getLogger(__name__)
@@ -154,8 +154,7 @@ class ReplicaLink:
         try:
             async with aclosing(stream):
                 while True:
-                    with anyio.fail_after(STALL_S):
-                        event = decode_event(await anext(stream))
+                    event = decode_event(await answered(anext(stream), STALL_S))
                     self._heard_at = time.monotonic()
                     if isinstance(event, Failed):
                         return event.reason
@@ -207,8 +206,7 @@ class _Outbox(Generic[T]):
             self._filled.clear()
             batch, self._items = self._items, []
             try:
-                with anyio.fail_after(STALL_S):
-                    await self._send(batch)
+                await answered(self._send(batch), STALL_S)
             except ReplicaUnavailableError:
                 self._on_unavailable(batch)
             except Exception as error:

@@ -23,6 +23,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
+from serve_app.check_warnings import about_address
 from serve_app.settings import BUILDER, AppConfig
 
 logger = logging.getLogger(__name__)
@@ -47,6 +48,8 @@ def run(path: Path) -> None:
     # In place of Ray's own handler, which ends this process and all others.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if _began_here():  # Serve shares a port with others without a word
+            _require(path)
         _start(config)
         while True:
             time.sleep(3600)
@@ -110,9 +113,20 @@ def _is_up(application: str) -> bool:
     return state is not None and state.status == ApplicationStatus.RUNNING
 
 
+def _require(path: Path) -> None:
+    """Raises OSError for an address that somebody listens at."""
+    for fault in about_address(path):
+        raise OSError(fault)
+
+
+def _began_here() -> bool:
+    """The cluster is this process's own."""
+    return bool(ray._private.worker._global_node.is_head())
+
+
 def _end() -> None:
     """A cluster that began here ends with this process, and faster than Serve takes to end."""
-    if not ray._private.worker._global_node.is_head():
+    if not _began_here():
         serve.shutdown()
     ray.shutdown()
 

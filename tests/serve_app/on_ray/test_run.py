@@ -204,6 +204,16 @@ async def test_a_second_sigterm_ends_at_once(server: Server) -> None:
     assert await ended(server, family, END_S) == 1
 
 
+def test_an_address_that_somebody_has_ends_with_the_reason(config: Path) -> None:
+    with socket.socket() as somebody:
+        somebody.bind(("127.0.0.1", yaml.safe_load(config.read_text())["http_options"]["port"]))
+        somebody.listen()
+        command = [sys.executable, "-m", *OUR_RUN, str(config)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 1
+    assert "Address already in use" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "told"),
     [
