@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import modeling_flash_attention_utils as flash
 from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from benchmarks.decode_cases import Case, cases, options
 from benchmarks.flash_check import BLOCK_SIZE, check_decode, check_prompts
+from benchmarks.random_model import configuration
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES
 from benchmarks.triton_flash import flash_attn_varlen_func, flash_attn_with_kvcache
@@ -37,22 +38,7 @@ def install() -> None:
 
 def random_model(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
     """Weights of the model's own initialisation."""
-    config = AutoConfig.for_model(
-        spec.model_type,
-        vocab_size=spec.vocab_size,
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads,
-        num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_position_embeddings=spec.max_position,
-        rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-        tie_word_embeddings=spec.tied_embeddings,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    config = configuration(spec, bos_token_id=None, eos_token_id=None)
     with device:
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation="flash_attention_2"

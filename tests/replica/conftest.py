@@ -7,6 +7,7 @@ import torch
 
 from replica.config import EngineConfig
 from replica.cpu.library import NoLibrary, load
+from tests.script import Bench, ScriptRunner
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,3 +26,17 @@ def kernels() -> CDLL:
         return load(EngineConfig.cache_dir)
     except NoLibrary as reason:
         pytest.skip(f"no kernels of ours here: {reason}")
+
+
+@pytest.fixture
+def bench():
+    """Makes engines with a scripted model, and closes them."""
+    made: list[Bench] = []
+
+    def make(runner: ScriptRunner | None = None, **options: object) -> Bench:
+        made.append(Bench(runner or ScriptRunner(), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

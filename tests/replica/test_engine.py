@@ -15,19 +15,6 @@ from tests.script import EOS, VOCAB, Bench, ScriptRunner, counting, submit
 BOTH = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
 
 
-@pytest.fixture
-def bench():
-    made: list[Bench] = []
-
-    def make(runner: ScriptRunner | None = None, **options: object) -> Bench:
-        made.append(Bench(runner or ScriptRunner(), **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 def test_a_step_reads_top_to_bottom_in_one_short_method():
     for step in (Engine.step, Engine.step_synchronously):
         assert len(inspect.getsource(step).splitlines()) <= 14

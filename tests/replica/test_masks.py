@@ -12,19 +12,6 @@ from tests.script import EOS, VOCAB, Bench, ScriptRunner, counting, submit
 BOTH = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
 
 
-@pytest.fixture
-def bench():
-    made: list[Bench] = []
-
-    def make(runner: ScriptRunner | None = None, **options: object) -> Bench:
-        made.append(Bench(runner or ScriptRunner(), **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 class Alternating(Constraint):
     """Allows one token, which depends on all that came before (a grammar in miniature)."""
 
