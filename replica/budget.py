@@ -12,17 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """ms of a step = fixed_ms + token_ms * tokens + key_ms * keys + pair_ms * pairs.
+    """ms of a step with prompt chunks = fixed_ms + token_ms * tokens + key_ms * keys
+    + pair_ms * pairs, and floor_ms at least.
 
     tokens: that the step computes. keys: of all rows, after the step. pairs: (query, key) pairs
-    of all rows. Each has a bound of its own in the hardware: launches and reading the weights,
-    products, reading the KV pool, attention's arithmetic. Zero costs nothing in time.
+    of all rows. Each has a bound of its own in the hardware: reading the weights, products,
+    reading the KV pool, attention's arithmetic. The floor is the host's time to launch all of
+    it, which passes beside the device's. Zero costs nothing in time.
     """
 
     fixed_ms: float = 0.0
     token_ms: float = 0.0
     key_ms: float = 0.0
     pair_ms: float = 0.0
+    floor_ms: float = 0.0
 
     def ms(self, start: int, count: int) -> float:
         """What a chunk of `count` tokens whose first has position `start` adds to a step."""

@@ -8,6 +8,7 @@ Pure CPU work on numbers: no torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeAlias
@@ -27,6 +28,11 @@ FORGET = 0.98
 FAR = 2.0
 """A real step counts as at most so many times faster or slower than expected: it may have been
 held up by something that is not its own."""
+NEAR = 1.15
+"""A timed step this close to the briefest one was held up by its launches: what the device did
+meanwhile is not known from it."""
+ENOUGH = 2 * len(SCALES)
+"""Steps that tell the device's part; with fewer, all count."""
 _KEPT = np.array(list(product((0.0, 1.0), repeat=len(SCALES)))[1:])
 """[15, 4]: which coefficients are not zero, in every way."""
 
@@ -40,6 +46,11 @@ def step_work(starts: Int32s, lengths: Int32s) -> Floats:
 
 def predicted_ms(model: CostModel, work: Floats) -> float:
     """Of a step, by the work in it."""
+    return max(model.floor_ms, _computed_ms(model, work))
+
+
+def _computed_ms(model: CostModel, work: Floats) -> float:
+    """The device's part."""
     return float(np.dot([model.fixed_ms, model.token_ms, model.key_ms, model.pair_ms], work))
 
 
@@ -59,13 +70,15 @@ class _Equations:
 class CostFit:
     """The newest cost model, in `model`."""
 
-    def __init__(self) -> None:
+    def __init__(self, timed: Iterable[tuple[Floats, float]] = ()) -> None:
+        """timed: steps that were timed at start, (work, milliseconds)."""
         self.model = CostModel()
         self._start, self._recent = _Equations(), _Equations()
-
-    def calibrate(self, work: Floats, ms: float) -> None:
-        """A step that was timed at start."""
-        self._start.add(work, ms)
+        steps = list(timed)
+        self._floor_ms = min((ms for _, ms in steps), default=0.0)
+        computed = [(work, ms) for work, ms in steps if ms > NEAR * self._floor_ms]
+        for work, ms in computed if len(computed) > ENOUGH else steps:
+            self._start.add(work, ms)
         self._solve()
 
     def observe(self, batch: Batch, ms: float) -> None:
@@ -75,7 +88,10 @@ class CostFit:
         work = step_work(batch.starts, batch.lengths)
         expected = predicted_ms(self.model, work)
         ms = min(max(ms, expected / FAR), expected * FAR) if expected > 0 else ms
-        self._recent.add(work, ms, FORGET)
+        if _computed_ms(self.model, work) > self._floor_ms:
+            self._recent.add(work, ms, FORGET)
+        else:
+            self._floor_ms += (1 - FORGET) * (ms - self._floor_ms)
         self._solve()
 
     def _solve(self) -> None:
@@ -88,4 +104,4 @@ class CostFit:
         error = np.einsum("si,ij,sj->s", found, left, found) - 2 * found @ right
         error[(found < 0).any(axis=1)] = np.inf
         fixed, token, key, pair = (found[np.argmin(error)] / SCALES).tolist()
-        self.model = CostModel(fixed, token, key, pair)
+        self.model = CostModel(fixed, token, key, pair, self._floor_ms)

@@ -146,14 +146,15 @@ class Decoder(nn.Module):
         attend: Attend,
         sample_index: Tensor,
         logits: Tensor,
+        ops: LayerOps | None = None,
     ) -> None:
         """One step.
 
         token_ids, positions: int64 [T], the tokens of all rows in the order of `attend`'s
         metadata. sample_index: int64 [S], the tokens whose logits are wanted; may be empty.
-        logits: float32 [S, vocab_size], where they go.
+        logits: float32 [S, vocab_size], where they go. ops: if not its own.
         """
-        ops = self.ops
+        ops = ops or self.ops
         residual, update = F.embedding(token_ids, self.embedding), None
         rotation = ops.rotation(positions, self.frequencies, residual.dtype)
         for layer in self.decoder_layers():

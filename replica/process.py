@@ -22,6 +22,7 @@ import msgspec
 import torch
 import zmq
 
+from replica.batch import MAX_SCORES
 from replica.config import EngineConfig
 from replica.cost_fit import CostFit
 from replica.cpu.pack import choose, pack
@@ -103,12 +104,13 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
         pack(decoder, choose(getattr(torch, config.dtype), config.cache_dir))
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
-    from replica.kernels.tuning import keep_compiled, tune
+    from replica.kernels.tuning import keep_compiled, load_products, tune
     from replica.memory import with_kv_pool
 
     assert isinstance(device, CudaDevice)
     keep_compiled(config.cache_dir)
     tune(decoder, config.max_rows, device, config.cache_dir)
+    load_products(decoder, config.max_step_tokens, config.max_rows + MAX_SCORES, device)
     wanted = config.graph_sizes or default_sizes(config.max_rows)
     sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()
     config = with_kv_pool(config, decoder, device, sizes)

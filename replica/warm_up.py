@@ -22,6 +22,8 @@ FEW = 2
 FIRST_SPLIT = 1024
 """Context from which a chunk of few tokens is split, in two; with each doubling in twice as many
 (`replica.attention.triton_paged`)."""
+SHORTEST = 4
+"""Tokens of the shortest timed chunk; the next ones are twice as long each."""
 BRIEF_MS, LONG_MS = 50.0, 200.0
 """A timed step that takes less is repeated; one that takes longer is the last of its depth."""
 GREEDY = Sampling(max_tokens=1, temperature=0.0)
@@ -100,16 +102,18 @@ class WarmUp:
 
     def _time_steps(self) -> CostFit:
         """Chunks of several sizes behind contexts of several lengths."""
-        fit = CostFit()
+        timed = []
         for depth in self._depths():
-            for count in _doubling(16, min(self._config.max_step_tokens, self._room_behind(depth))):
+            for count in _doubling(
+                SHORTEST, min(self._config.max_step_tokens, self._room_behind(depth))
+            ):
                 ms = self._chunk(depth, count)
                 if ms < BRIEF_MS:
                     ms = min(ms, self._chunk(depth, count))
-                fit.calibrate(step_work(np.array([depth]), np.array([count])), ms)
+                timed.append((step_work(np.array([depth]), np.array([count])), ms))
                 if ms > LONG_MS:
                     break
-        return fit
+        return CostFit(timed)
 
     def _depths(self) -> list[int]:
         longest, size = self._engine.max_model_len, self._config.block_size

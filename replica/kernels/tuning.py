@@ -104,6 +104,30 @@ def tune(decoder: Decoder, max_rows: int, device: CudaDevice, cache_dir: str) ->
     ops.plans.update({key: remembered.get(key) for key in products})
 
 
+def load_products(decoder: Decoder, max_tokens: int, max_logits: int, device: CudaDevice) -> None:
+    """Have cuBLAS load what it will use for prompt chunks: it loads a kernel when it first chooses
+    it, by the number of tokens, and holds that step up for tens of milliseconds."""
+    layer = next(decoder.decoder_layers())
+    ops = decoder.ops.for_chunks()
+    head = decoder.head
+
+    def work() -> None:
+        for tokens in _token_counts(max_tokens):
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                ops.linear(linear.weight.new_ones(tokens, linear.in_features), linear)
+        for tokens in _token_counts(max_logits):
+            logits = torch.empty(tokens, head.out_features, device=head.weight.device)
+            ops.logits(head.weight.new_ones(tokens, head.in_features), head, logits)
+
+    device.stream("compute").run(work)
+    device.settle()
+
+
+def _token_counts(longest: int) -> list[int]:
+    """Close enough together that no choice of cuBLAS's is missed."""
+    return sorted({*range(1, min(longest, 64), 8), *range(64, longest, 64), longest})
+
+
 def _products(decoder: Decoder, max_rows: int) -> Iterator[tuple[ProductKey, Sequence[Linear]]]:
     """The products that there is a kernel for, with the weights of all layers."""
     found: dict[ProductKey, list[Linear]] = defaultdict(list)

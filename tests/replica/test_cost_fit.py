@@ -13,7 +13,7 @@ from replica.batch import Batch
 from replica.budget import CostModel
 from replica.cost_fit import FAR, CostFit, predicted_ms, step_work
 
-H200 = CostModel(fixed_ms=6.0, token_ms=0.021, key_ms=3e-5, pair_ms=1.8e-6)
+H200 = CostModel(fixed_ms=3.0, token_ms=0.019, key_ms=3e-5, pair_ms=2.1e-6, floor_ms=8.5)
 """About an 8B model."""
 
 
@@ -29,12 +29,12 @@ def cost(model: CostModel, batch: Batch) -> float:
 
 
 def calibrated(model: CostModel) -> CostFit:
-    fit = CostFit()
-    for depth in (0, 16_384, 65_536, 122_880):
-        for count in (16, 128, 1024, 4096):
-            work = step_work(np.array([depth]), np.array([count]))
-            fit.calibrate(work, predicted_ms(model, work))
-    return fit
+    sizes = [
+        step_work(np.array([depth]), np.array([count]))
+        for depth in (0, 16_384, 65_536, 122_880)
+        for count in (4, 16, 128, 1024, 4096)
+    ]
+    return CostFit((work, predicted_ms(model, work)) for work in sizes)
 
 
 @given(st.floats(0, 20), st.floats(1e-4, 1), st.floats(0, 1e-3), st.floats(1e-8, 1e-4))
@@ -65,6 +65,15 @@ def test_traffic_of_one_kind_does_not_unlearn_the_others():
         fit.observe(chunk(0, 512), cost(H200, chunk(0, 512)))
     far = chunk(120_000, 4096)
     assert cost(fit.model, far) == pytest.approx(cost(H200, far), rel=0.02)
+
+
+def test_launches_that_slow_down_are_followed_and_teach_nothing_about_the_device():
+    fit, brief, long = calibrated(H200), chunk(0, 32), chunk(60_000, 4096)
+    assert cost(fit.model, brief) == pytest.approx(8.5)
+    for _ in range(400):
+        fit.observe(brief, 12.0)
+    assert cost(fit.model, brief) == pytest.approx(12.0, rel=0.01)
+    assert cost(fit.model, long) == pytest.approx(cost(H200, long), rel=0.02)
 
 
 def test_one_step_that_was_held_up_changes_little():
