@@ -31,14 +31,15 @@ class Fields(BaseModel):
 
 class CalledFunction(Fields):
     name: str
-    arguments: Arguments
+    arguments: Arguments = Field(default_factory=dict)
+    """An object, or the text of what is none, such as a call that was cut."""
 
 
 class ToolCall(Fields):
     """A call that an earlier answer has made."""
 
-    id: str
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = "function"
     function: CalledFunction
 
 
@@ -48,6 +49,10 @@ class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    """What an earlier answer has thought; `reasoning` is another name of it."""
+    reasoning: str | None = None
     content: Content = Field(None, validate_default=True)
 
     @model_validator(mode="after")
