@@ -43,6 +43,7 @@ from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
 from serve_app.streaming import EventStream, PlainAnswer
+from serve_app.tool_calls import ToolCallReader
 
 logger = logging.getLogger(__name__)
 
@@ -164,9 +165,10 @@ class Api:
         )
         prompts = [check_prompt(prompt_ids, model, "messages")]
         tags = None if body.is_bound else offer.reasoning
+        only_calls = body.tool_mode != "auto"
         shape = ChatShape(
             _telling(offer, body),
-            reads_calls=bool(tools),
+            new_caller=partial(ToolCallReader, only_calls=only_calls) if tools else None,
             reasoning=tags,
             thinking=tags is not None and tags.is_open(text),
         )
