@@ -43,7 +43,7 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     """Each prompt once, however many choices it has."""
     completion_tokens: int
-    """Every token sampled, stop tokens included."""
+    """Of all choices that were generated, each up to the token that ended it, which counts."""
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
