@@ -297,11 +297,16 @@ class Scheduler:
     # Settling
 
     def _index_full_blocks(self, batch: Batch) -> None:
-        """Blocks that this step filled can be found from now on: their content is there."""
+        """Blocks that this step filled can be found from now on: their content is there.
+
+        A token may have been fed and never settled, if its sequence failed meanwhile: what a
+        block holds from there on is known to nobody, and the block is not to be found.
+        """
         size, ends = self.blocks.block_size, batch.ends
+        settled = np.minimum(ends, self.rows.known[batch.rows])
         for index in np.flatnonzero(ends % size < batch.lengths).tolist():
             row, sequence = int(batch.rows[index]), batch.sequences[index]
-            for number in range(len(sequence.chain), int(ends[index]) // size):
+            for number in range(len(sequence.chain), int(settled[index]) // size):
                 block = int(self.rows.block_table[row, number])
                 self.blocks.register(
                     sequence.cache_salt, sequence.chain, self.rows.tokens[row], block
