@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.conversation import Function, Message
+from serve_app.conversation import CalledFunction, Function, Message
 from serve_app.errors import invalid, too_long
 from serve_app.special_tokens import SpecialTokens
 from serve_app.tool_calls import instructions, written
@@ -173,7 +173,7 @@ def _native(turn: Message) -> dict[str, Any]:
     if turn.tool_calls:
         calls = [call.function for call in turn.tool_calls]
         made["tool_calls"] = [
-            {"type": "function", "function": {"name": c.name, "arguments": dict(c.arguments)}}
+            {"type": "function", "function": {"name": c.name, "arguments": _as_object(c)}}
             for c in calls
         ]
     if turn.tool_call_id is not None:
@@ -195,8 +195,18 @@ def _with_instructions(messages: Sequence[Message], tools: Sequence[Mapping[str,
 
 def _with_calls(turn: Message) -> str:
     calls = [call.function for call in turn.tool_calls or ()]
-    texts = [written(c.name, json.dumps(c.arguments, ensure_ascii=False)) for c in calls]
+    texts = [written(c.name, _as_text(c)) for c in calls]
     return "\n".join(filter(None, [turn.content, *texts]))
+
+
+def _as_object(called: CalledFunction) -> dict[str, Any]:
+    """Templates take arguments for an object; those of a call that was cut are none."""
+    return called.arguments if isinstance(called.arguments, dict) else {}
+
+
+def _as_text(called: CalledFunction) -> str:
+    arguments = called.arguments
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
 def _role(role: str) -> str:

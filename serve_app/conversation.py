@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve_app.fields import Arguments, Content, Parameters, unsupported
+from serve_app.fields import Arguments, Content, Parameters, Thoughts, unsupported
 from serve_app.unsupported import MESSAGE, Table, first_unsupported
 
 MAX_TOOLS = 128
@@ -31,14 +31,15 @@ class Fields(BaseModel):
 
 class CalledFunction(Fields):
     name: str
-    arguments: Arguments
+    arguments: Arguments = Field(default_factory=dict)
+    """An object, or the text of what is none, such as a call that was cut."""
 
 
 class ToolCall(Fields):
     """A call that an earlier answer has made."""
 
-    id: str
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = "function"
     function: CalledFunction
 
 
@@ -46,8 +47,12 @@ class Message(Fields):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: Thoughts = None
+    """What an earlier answer has thought; `reasoning` is another name of it."""
+    reasoning: Thoughts = None
     content: Content = Field(None, validate_default=True)
 
     @model_validator(mode="after")

@@ -109,10 +109,13 @@ def as_prompts(value: object) -> list[Prompt]:
     raise fault("must be a text, a list of token ids, or a list of texts or of such lists")
 
 
+MAY_BE_SILENT = ("assistant", "tool")
+"""Roles whose message may have no content: an answer may be calls alone, and a result nothing."""
+
+
 def as_content(value: object, info: ValidationInfo) -> str:
-    """The content of a message: a text, or text parts, which are joined by line breaks. One that
-    calls tools may have none."""
-    if value is None and info.data.get("tool_calls"):
+    """The content of a message: a text, or text parts, which are joined by line breaks."""
+    if value in (None, []) and info.data.get("role", "assistant") in MAY_BE_SILENT:
         return ""
     if isinstance(value, str):
         return value
@@ -128,12 +131,18 @@ def _text_of_part(part: object) -> str:
     raise fault('only parts {"type": "text", "text": ...} are supported')
 
 
+def as_thoughts(value: object) -> str | None:
+    """What an earlier answer has thought. Clients give the name to other things, too, which say
+    nothing to a template."""
+    return value if isinstance(value, str) else None
+
+
 def as_response_format(value: object) -> Mapping[str, Any] | None:
     """The JSON schema that it asks for; None for plain text."""
     match value:
         case None | {"type": "text"}:
             return None
-        case {"type": "json_object", "schema": _}:
+        case {"type": "json_object", "schema": schema} if schema is not None:
             raise fault("a schema needs the type json_schema")
         case {"type": "json_object"}:
             return {"type": "object"}
@@ -176,14 +185,15 @@ def as_parameters(value: object) -> Mapping[str, Any] | None:
     raise fault('must be a JSON schema of type "object"')
 
 
-def as_arguments(value: object) -> Mapping[str, Any]:
-    """Of a call: a JSON object, written as a string. Clients write nothing where it is empty."""
-    if isinstance(value, str) and not value.strip():
-        return {}
-    arguments = _read(value)
+def as_arguments(value: object) -> dict[str, Any] | str:
+    """Of a call that an earlier answer has made: a JSON object, written as a string. Any other
+    string is kept as it is: a call that was cut, or that a model got wrong, is history, too."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}  # clients write nothing where it is empty
+    arguments = _read(value) if isinstance(value, str) else value
     if isinstance(arguments, dict):
         return arguments
-    raise fault("must be a JSON object, written as a string")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def as_schema(value: object) -> Mapping[str, Any] | None:
@@ -233,6 +243,7 @@ Content: TypeAlias = Annotated[
     str,
     PlainValidator(as_content, json_schema_input_type=str | list[dict[str, Any]] | None),
 ]
+Thoughts: TypeAlias = Annotated[str | None, PlainValidator(as_thoughts, json_schema_input_type=Any)]
 Prompts: TypeAlias = Annotated[
     list[Prompt],
     PlainValidator(
@@ -264,6 +275,6 @@ TemplateKwargs: TypeAlias = Annotated[
     PlainValidator(as_template_kwargs, json_schema_input_type=dict[str, Any] | None),
 ]
 Arguments: TypeAlias = Annotated[
-    Mapping[str, Any],
-    PlainValidator(as_arguments, json_schema_input_type=str),
+    dict[str, Any] | str,
+    PlainValidator(as_arguments, json_schema_input_type=str | dict[str, Any] | None),
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -144,16 +144,16 @@ class ChatShape(Shape):
         self,
         telling: Telling,
         *,
-        reads_calls: bool = False,
+        new_caller: Callable[[], ToolCallReader] | None = None,
         reasoning: ReasoningTags | None = None,
         thinking: bool = False,
     ) -> None:
-        """reads_calls: the text may call tools. reasoning: it is split by these tags. thinking: it
-        begins between them."""
+        """new_caller: reads the calls of a choice, if its text may make any. reasoning: it is
+        split by these tags. thinking: it begins between them."""
         self._telling = telling
         self._callers: defaultdict[int, ToolCallReader] | None = None
-        if reads_calls:
-            self._callers = defaultdict(ToolCallReader)
+        if new_caller is not None:
+            self._callers = defaultdict(new_caller)
         self._thinkers: defaultdict[int, ReasoningReader] | None = None
         if reasoning is not None:
             self._thinkers = defaultdict(partial(ReasoningReader, reasoning, is_open=thinking))
@@ -202,7 +202,7 @@ class ChatShape(Shape):
             return thoughts, text, [], piece.ending
         caller = self._callers[piece.choice]
         text, calls = caller.push(text, last=last)
-        called = piece.ending == "stop" and caller.calls > 0
+        called = piece.ending == "stop" and caller.is_complete
         return thoughts, text, calls, "tool_calls" if called else piece.ending
 
     def _told(self, piece: Piece) -> ChatLogprobs | None:

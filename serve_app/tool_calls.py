@@ -22,8 +22,8 @@ from serve_app.stop_strings import overlap
 MARK = "<tool_call>"
 HEAD = '\n{"name": "'
 MIDDLE = '", "arguments": '
-END = "}\n</tool_call>"
-"""No JSON string holds a raw line break, so arguments never contain it."""
+CLOSE = "\n</tool_call>"
+END = "}" + CLOSE
 
 
 class CallDelta(NamedTuple):
@@ -50,13 +50,21 @@ def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 class ToolCallReader:
-    """Reads one answer. What may turn out to be a mark is held back."""
+    """Reads one answer, which may end anywhere. What may turn out to be a mark is held back."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, only_calls: bool = False) -> None:
+        """only_calls: the answer is held to calls, so that even half a mark is no content."""
         self.calls = 0
         """Begun so far."""
+        self._only_calls = only_calls
         self._buffer = ""
         self._reading = "content"
+        self._arguments = _Arguments()
+
+    @property
+    def is_complete(self) -> bool:
+        """There are calls, and all can be made: the last one has all of its arguments."""
+        return self.calls > 0 and self._arguments.are_complete
 
     def push(self, text: str, *, last: bool) -> tuple[str, list[CallDelta]]:
         """(content, calls) that are certain now; all that is left with the last text."""
@@ -80,9 +88,10 @@ class ToolCallReader:
                 yield self._until(MARK, "name", last)
             elif self._reading == "name":
                 yield from self._begin()
+            elif self._reading == "arguments":
+                yield from self._go_on()
             else:
-                if arguments := self._until(END, "content", last):
-                    yield CallDelta(self.calls - 1, None, None, arguments)
+                self._until(CLOSE, "content", last)
             if before == (len(self._buffer), self._reading):
                 return
 
@@ -92,7 +101,7 @@ class ToolCallReader:
         if mark_found:
             self._buffer, self._reading = rest, following
             return found
-        held = 0 if last else overlap(self._buffer, mark)
+        held = overlap(self._buffer, mark) if self._only_calls or not last else 0
         cut = len(self._buffer) - held
         taken, self._buffer = self._buffer[:cut], self._buffer[cut:]
         return taken
@@ -102,4 +111,39 @@ class ToolCallReader:
         if complete:
             self._buffer, self._reading = rest, "arguments"
             self.calls += 1
+            self._arguments = _Arguments()
             yield CallDelta(self.calls - 1, f"call_{uuid.uuid4().hex}", name[len(HEAD) :], "")
+
+    def _go_on(self) -> Iterator[CallDelta]:
+        arguments, self._buffer = self._arguments.split(self._buffer)
+        if self._buffer:
+            self._reading = "close"
+        if arguments:
+            yield CallDelta(self.calls - 1, None, None, arguments)
+
+
+class _Arguments:
+    """Follows the arguments of one call: JSON inside the object that is the call."""
+
+    def __init__(self) -> None:
+        self.are_complete = False
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+
+    def split(self, text: str) -> tuple[str, str]:
+        """(what belongs to them, what comes behind them: it begins with the call's own brace)."""
+        for place, character in enumerate(text):
+            if self._in_string:
+                self._in_string = self._is_escaped or character != '"'
+                self._is_escaped = character == "\\" and not self._is_escaped
+            elif character == '"':
+                self._in_string = True
+            elif character == "{":
+                self._depth += 1
+            elif character == "}":
+                if not self._depth:
+                    self.are_complete = True
+                    return text[:place], text[place:]
+                self._depth -= 1
+                self.are_complete = not self._depth
+        return text, ""

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_app.tool_calls import written
 from tests.serve_app.asking import CHAT, chat, refused
 from tests.serve_app.text import TextBackend
 
@@ -47,13 +48,8 @@ BIG = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] 
             ({"messages": [{"role": "assistant", "tool_calls": calls}]}, "messages")
             for calls in (
                 1,
-                [],
                 [{"id": "1"}],
-                [{"id": "1", "function": {"name": "f", "arguments": {}}}],
-                *(
-                    [{"id": "1", "function": {"name": "f", "arguments": arguments}}]
-                    for arguments in ("[]", '{"a": NaN}', '{"a": "\\ud83d"}')
-                ),
+                [{"id": "1", "function": {"name": 1, "arguments": "{}"}}],
                 [{"id": "1", "function": {"name": "f", "arguments": "{" * 100_000}}],
             )
         ],
@@ -66,6 +62,39 @@ def test_bad_tools_are_refused(
     error = refused(http.post(CHAT, json=chat(**fields)))
     assert "[" not in error["param"], "a name of ours, not of a validator"
     assert error["param"].split(".")[0] == param
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        *[(value, "{}") for value in (None, "", " \n", "{}", {})],
+        *[(text, text) for text in ('{"a": "', "[]", "null", '{"a": NaN}', '{"a": "\\ud83d"}')],
+        ({"a": "é"}, '{"a": "é"}'),
+        ([], "[]"),
+    ],
+)
+def test_arguments_in_history_are_whatever_a_model_wrote(
+    http: httpx.Client, backend: TextBackend, arguments: object, shown: str
+) -> None:
+    """The answer to a call that was cut is sent back as it was."""
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [
+        {"role": "user", "content": "hot?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "20 degrees"},
+    ]
+    reply = http.post(CHAT, json=chat(messages=turns, max_tokens=1))
+    assert reply.status_code == 200, reply.text
+    prompt = bytes(backend.generations[0].prompt_ids).decode()
+    assert prompt == "hot?" + written("f", shown) + "20 degrees"
+
+
+def test_a_fault_of_a_call_is_told_alone(http: httpx.Client) -> None:
+    turns = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    error = refused(http.post(CHAT, json=chat(messages=turns)))
+    assert error["param"] == "messages.0.tool_calls.0.function"
+    assert "content" not in error["message"]
 
 
 @pytest.mark.parametrize(

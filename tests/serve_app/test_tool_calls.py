@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.tool_calls import MARK, CallDelta, ToolCallReader, written
-from tests.serve_app.asking import chat
-from tests.serve_app.text import TextBackend
+from serve_app.choices import Piece
+from serve_app.conversation import Message
+from serve_app.detokenizer import detokenizers
+from serve_app.replies import PromptDetails, Reply, Usage
+from serve_app.sequence_text import Ending, SequenceText
+from serve_app.shapes import ChatShape, Telling
+from serve_app.token_texts import TokenTexts
+from serve_app.tool_calls import END, MARK, CallDelta, ToolCallReader, written
+from tests.serve_app.asking import CHAT, chat
+from tests.serve_app.sse import events as sse_events
+from tests.serve_app.streams import stream
+from tests.serve_app.text import TextBackend, byte_tokenizer
+
+NEW_DETOKENIZER = detokenizers(byte_tokenizer().backend_tokenizer)
+TEXTS = TokenTexts(byte_tokenizer().backend_tokenizer)
+USAGE = Usage(3, 4, 7, PromptDetails(1))
 
 ARGUMENTS = ["{}", '{"city": "Köln <tool_call> }", "n": [1, {"a": "}\\n</tool_call>"}]}']
 WEATHER = {
@@ -67,12 +82,112 @@ def test_content_is_held_back_only_where_a_mark_may_begin() -> None:
     assert reader.push("box", last=False) == ("<toolbox", [])
 
 
-@pytest.mark.parametrize("cut", range(1, 60))
-def test_a_call_that_the_limit_cuts_is_told_as_far_as_it_goes(cut: int) -> None:
-    text = written("f", '{"a": "b"}')[:cut]
-    content, calls = joined([ToolCallReader().push(text, last=True)])
-    assert content == (text if len(text) < len(MARK) else "")
-    assert all(name == "f" and '{"a": "b"}}\n</tool_call>'.startswith(a) for name, a in calls)
+def of_message(message: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """Content, and (name, arguments) of each call."""
+    called = [call["function"] for call in message.get("tool_calls", ())]
+    return message["content"] or "", [(c["name"], c["arguments"]) for c in called]
+
+
+def of_chunks(chunks: list[Any]) -> tuple[str, list[tuple[str, str]], str]:
+    """The same of a stream, and its finish reason."""
+    content, calls, ending = "", [], ""
+    for choice in (chunk["choices"][0] for chunk in chunks if chunk != "[DONE]"):
+        content += choice["delta"].get("content") or ""
+        for call in choice["delta"].get("tool_calls", ()):
+            if "id" in call:
+                calls.append([call["function"]["name"], ""])
+            calls[call["index"]][1] += call["function"]["arguments"]
+        ending = choice["finish_reason"] or ending
+    return content, [(name, arguments) for name, arguments in calls], ending
+
+
+LEAD = "I look. "
+CALLS = [("f", ARGUMENTS[1]), ("get_weather", '{"n": {"a": {}}}')]
+SAID = LEAD + "\n".join(written(*call) for call in CALLS)
+
+
+@pytest.mark.parametrize("cut", range(len(SAID.encode()) + 1))
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_an_answer_may_end_at_any_token(cut: int, reason: Ending) -> None:
+    """Arguments hold nothing of what is written around them, and only calls that can be made are
+    told to be: whole and streamed alike."""
+    ids, pieces = tuple(SAID.encode()[:cut]), []
+    text = SequenceText(NEW_DETOKENIZER(True), include_stop=True)
+    for place, token in enumerate(ids):
+        last = place == len(ids) - 1
+        pieces.append(Piece(0, *text.read((token,), reason if last else None)))
+    if not ids:
+        pieces = [Piece(0, "", reason)]
+    shape = partial(ChatShape, Telling(TEXTS), new_caller=ToolCallReader)
+    body = json.loads(Reply(shape(), "m").whole(pieces, [()], USAGE))["choices"][0]
+    content, calls = of_message(body["message"])
+    assert Message.model_validate_json(json.dumps(body["message"])), "it is taken back"
+    assert LEAD.startswith(content[: len(LEAD)])
+    assert MARK.startswith(content[len(LEAD) :])
+    for (name, arguments), (said_name, said) in zip(calls, CALLS, strict=False):
+        assert (name, said.startswith(arguments.rstrip("\ufffd"))) == (said_name, True)
+    for whole, before in zip(CALLS, calls[:-1], strict=False):
+        assert before == whole
+    is_complete = bool(calls) and calls[-1][1] == CALLS[len(calls) - 1][1]
+    expected = "tool_calls" if is_complete and reason == "stop" else reason
+    assert body["finish_reason"] == expected
+
+    events = Reply(shape(), "m").events(include_usage=False)
+    sent = b"".join(events.pieces([piece]) for piece in pieces) + events.closing(USAGE)
+    assert of_chunks(sse_events(sent.decode())) == (content, calls, expected)
+
+
+@pytest.mark.parametrize("cut", range(len(MARK)))
+def test_half_a_mark_is_content_only_where_there_may_be_some(cut: int) -> None:
+    said = MARK[:cut]
+    assert ToolCallReader().push(said, last=True) == (said, [])
+    assert ToolCallReader(only_calls=True).push(said, last=True) == ("", [])
+
+
+LOCATION = '{"location": "Paris"}'
+WRITTEN = written("weather", LOCATION)
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments", "ending"),
+    [
+        ({"stop": ["</tool_call>"]}, LOCATION, "tool_calls"),
+        ({"stop": ["}\n"]}, LOCATION, "tool_calls"),
+        ({"stop": ["\n</"], "include_stop_str_in_output": True}, LOCATION, "tool_calls"),
+        ({"stop_token_ids": [ord("}")]}, LOCATION[:-1], "stop"),
+        ({"stop": ["Paris"]}, '{"location": "', "stop"),
+        ({"stop": ["Paris"], "include_stop_str_in_output": True}, LOCATION[:-2], "stop"),
+        *(
+            ({"max_tokens": len(WRITTEN) - less}, LOCATION, "length")
+            for less in range(len(END))
+        ),
+        ({"max_tokens": len(WRITTEN) - len(END) - 1}, LOCATION[:-1], "length"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("per_delta", [1, 500])
+def test_nothing_of_what_surrounds_a_call_is_told(
+    http: httpx.Client,
+    backend: TextBackend,
+    fields: dict[str, Any],
+    arguments: str,
+    ending: str,
+    per_delta: int,
+) -> None:
+    """And the answer, sent back as it is, is taken."""
+    backend.model_ = replace(backend.model_, max_model_len=2000)
+    backend.skip_until, backend.per_delta = WRITTEN, per_delta
+    fields = {"max_tokens": 400} | fields
+    body = chat(messages=[{"role": "user", "content": WRITTEN}], tools=[WEATHER], **fields)
+    choice = http.post(CHAT, json=body).json()["choices"][0]
+    expected = ("", [("weather", arguments)], ending)
+    assert (*of_message(choice["message"]), choice["finish_reason"]) == expected
+    assert of_chunks(stream(http, CHAT, body)) == expected
+
+    result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"]}
+    turns = [*body["messages"], choice["message"], {**result, "content": "hot"}]
+    backend.skip_until = ""
+    reply = http.post(CHAT, json=body | {"messages": turns})
+    assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize("per_delta", [1, 7, 500])
