@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,12 +40,13 @@ MAX_COST_ERROR = 0.2
 class Torture:
     """Phases in turn over one engine, which is started anew if it has ended."""
 
-    def __init__(self, asked: argparse.Namespace, cache_dir: str) -> None:
+    def __init__(self, asked: argparse.Namespace, **options: Any) -> None:
+        """options: of the engine."""
         self.record = Record(asked.seed)
         self.growth_mib = 0.0
         self._asked = asked
         self._phases = {name: PHASES[name] for name in asked.phases if name in PHASES}
-        self._setting = setting(asked.shape, asked.device, cache_dir=cache_dir)
+        self._setting = setting(asked.shape, asked.device, **options)
         self._driven: Driven | None = None
         self._first_mib: float | None = None
 
@@ -53,9 +55,9 @@ class Torture:
         return self._setting.config.step_budget_ms or float("inf")
 
     def run(self, until: float) -> None:
-        """Rounds up to a time (`time.perf_counter`), one at least."""
+        """Rounds up to a time (`time.perf_counter`), one at least, while it is worth it."""
         number = 0
-        while not number or time.perf_counter() < until:
+        while not number or (time.perf_counter() < until and not self.record.full):
             seconds = min(ROUND_S, max(0.0, until - time.perf_counter()))
             shares = sum(share for _, share in self._phases.values())
             for name, (_, share) in self._phases.items():
@@ -137,11 +139,15 @@ class Torture:
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _options().parse_args(arguments)
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-        torture = Torture(asked, folder)
-        if "starts" in asked.phases:
+    until = began + asked.minutes * 60
+    if "starts" in asked.phases:
+        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+            torture = Torture(asked, cache_dir=folder)
             starts(asked.shape, asked.device, Path(folder), torture.record)
-        torture.run(began + asked.minutes * 60)
+            torture.run(until)
+    else:
+        torture = Torture(asked)
+        torture.run(until)
     torture.judge()
     report = Report("torture")
     report.add("minutes", [(time.perf_counter() - began) / 60])

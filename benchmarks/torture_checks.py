@@ -32,10 +32,14 @@ class Record:
     compiled: list[str] = field(default_factory=list)
     """Kernels compiled after an engine's start."""
 
+    @property
+    def full(self) -> bool:
+        return self.num_failures >= MAX_FAILURES
+
     def fail(self, what: str) -> None:
-        self.num_failures += 1
-        if len(self.failures) < MAX_FAILURES:
+        if not self.full:
             self.failures.append(f"{self.phase}, seed {self.seed}: {what}")
+        self.num_failures += 1
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -94,6 +94,7 @@ class Driven:
         self.exact = self.config.device == "cpu"
         """A greedy answer depends on its prompt alone."""
         self.steps_without_samples = 0
+        self._seen, self._since = 0, 0.0
         self._free_blocks = self.engine.scheduler.blocks.num_free
         self.names = map(str, count())
         """Of requests: an engine starts none twice."""
@@ -111,6 +112,8 @@ class Driven:
 
     def send(self, submit: Submit, *, refused: bool = False, times: int = 1) -> Asked:
         self._channel.commands += [submit] * times
+        if not self.checks.alive:
+            self._since = time.perf_counter()
         return self.checks.expect(submit, refused=refused)
 
     def send_overtaken(self, submit: Submit) -> None:
@@ -122,26 +125,18 @@ class Driven:
         self._channel.commands.append(Abort(request_id=asked.submit.request_id))
 
     def step(self) -> Batch | None:
-        """One turn of the engine. Returns the step that it collected."""
+        """One turn of the engine. Returns the step that it collected. Raises Stalled."""
         collected = self.engine.pipeline.in_flight
         with torch.inference_mode():
             self.engine.advance()
         if collected is not None:
             self.steps_without_samples += not len(collected.samples)
+        self._check_progress()
         return collected
 
     def step_until(self, over: Callable[[], bool]) -> None:
-        """Raises Stalled."""
-        seen, since = self.record.tokens, time.perf_counter()
         while not over():
             self.step()
-            if self.record.tokens != seen:
-                seen, since = self.record.tokens, time.perf_counter()
-            elif time.perf_counter() - since > STALLED_S:
-                raise Stalled(
-                    f"no token for {STALLED_S:.0f} s, {len(self.checks.alive)} requests without "
-                    f"an end: {self.engine.stats()}"
-                )
 
     def answer(self, prompt: tuple[int, ...], **options: Any) -> Asked:
         """Ask, and step until that is over."""
@@ -168,9 +163,21 @@ class Driven:
         self._free_blocks += len(held)
 
     def close(self) -> None:
+        """Even if it has failed."""
         self._restore()
-        self.engine.pipeline.close()
+        with suppress(RuntimeError):
+            self.engine.pipeline.close()
         gc.unfreeze()
+
+    def _check_progress(self) -> None:
+        seen, now = self.record.tokens, time.perf_counter()
+        if seen != self._seen or not (self.checks.alive or self.engine.busy):
+            self._seen, self._since = seen, now
+        elif now - self._since > STALLED_S:
+            raise Stalled(
+                f"no token for {STALLED_S:.0f} s, {len(self.checks.alive)} requests without an "
+                f"end: {self.engine.stats()}"
+            )
 
     def _left_over(self) -> Iterator[str]:
         rows, scheduler = self.engine.rows, self.engine.scheduler

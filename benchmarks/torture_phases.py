@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import TypeAlias
 
@@ -66,17 +67,7 @@ def beside_a_long_prompt(driven: Driven, random: Random, until: float) -> None:
     """How long a stream stands still while a prompt of nearly the whole context is computed."""
     while True:
         company = Company(driven, random)
-        watched = company.streams[-1]
-        while not watched.ids:
-            driven.step()
-        long = driven.ask(_long_prompt(driven, random), max_tokens=1)
-        seen, last, longest = len(watched.ids), time.perf_counter(), 0.0
-        while long.reason is None and watched.reason is None:
-            driven.step()
-            now = time.perf_counter()
-            if len(watched.ids) > seen:
-                seen, last, longest = len(watched.ids), now, max(longest, now - last)
-        driven.record.gaps_ms.append(longest * 1e3)
+        driven.record.gaps_ms.append(_longest_gap_ms(driven, random, company.streams[-1]))
         company.leave()
         driven.drain()
         if time.perf_counter() > until:
@@ -153,6 +144,19 @@ def _send_one(driven: Driven, random: Random, traffic: Traffic) -> None:
         driven.send(traffic.request(), times=2 if kind < 0.05 else 1)
     if random.random() < 0.1:
         driven.abort(random.choice(list(driven.checks.alive.values())))
+
+
+def _longest_gap_ms(driven: Driven, random: Random, watched: Asked) -> float:
+    driven.step_until(lambda: len(watched.ids) > 0)
+    long = driven.ask(_long_prompt(driven, random), max_tokens=1)
+    came, seen = [time.perf_counter()], len(watched.ids)
+    while long.reason is None and watched.reason is None:
+        driven.step()
+        if len(watched.ids) > seen:
+            seen = len(watched.ids)
+            came.append(time.perf_counter())
+    came.append(time.perf_counter())
+    return max(after - before for before, after in pairwise(came)) * 1e3
 
 
 def _longest(config: EngineConfig) -> int:
