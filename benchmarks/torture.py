@@ -9,7 +9,6 @@ Ends with 1 if anything was wrong.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import tempfile
 import time
@@ -20,18 +19,19 @@ from random import Random
 from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES
 from benchmarks.torture_checks import Record
-from benchmarks.torture_engine import Driven, memory_mib, setting, start
+from benchmarks.torture_engine import Driven, memory_mib, setting, start, unheld_mib
 from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import starts
 
 ROUND_S = 120.0
 MAX_GROWTH_MIB = 256.0
 """Of memory, from the end of the first phase on."""
+MAX_UNHELD_MIB = 32.0
+"""Of memory that a start may leave to nobody."""
 MAX_GAP_OVER_BUDGET = 1.5
 MAX_COST_ERROR = 0.2
 """Both hold of a GPU: a CPU is shared with others, who take time from any step."""
@@ -40,9 +40,9 @@ MAX_COST_ERROR = 0.2
 class Torture:
     """Phases in turn over one engine, which is started anew if it has ended."""
 
-    def __init__(self, asked: argparse.Namespace, **options: Any) -> None:
+    def __init__(self, asked: argparse.Namespace, record: Record, **options: Any) -> None:
         """options: of the engine."""
-        self.record = Record(asked.seed)
+        self.record = record
         self.growth_mib = 0.0
         self._asked = asked
         self._phases = {name: PHASES[name] for name in asked.phases if name in PHASES}
@@ -71,7 +71,7 @@ class Torture:
         random = Random(f"{record.seed} {number} {name}")
         began = time.perf_counter()
         try:
-            self._driven = self._driven or start(self._setting, record)
+            self._driven = self._driven or self._start()
             PHASES[name][0](self._driven, random, time.perf_counter() + seconds)
             self._check_memory()
         except Exception as error:
@@ -80,6 +80,14 @@ class Torture:
             self._close()
         took_s = time.perf_counter() - began
         print(f"{record.phase}: {took_s:.0f} s, {record.num_failures} failures", flush=True)
+
+    def _start(self) -> Driven:
+        unheld_mib()  # of an engine before this one
+        driven = start(self._setting, self.record)
+        left = unheld_mib()
+        if left > MAX_UNHELD_MIB:
+            self.record.fail(f"{left:.0f} MiB of the start's memory belonged to nobody")
+        return driven
 
     def _check_memory(self) -> None:
         taken = memory_mib(self._asked.device)
@@ -95,9 +103,6 @@ class Torture:
         if self._driven is not None:
             self._driven.close()
         self._driven = self._first_mib = None
-        gc.collect()
-        if self._asked.device == "cuda":
-            torch.cuda.empty_cache()
 
     def judge(self) -> None:
         """What only the whole run can tell."""
@@ -139,14 +144,13 @@ class Torture:
 def main(arguments: Sequence[str] | None = None) -> int:
     asked = _options().parse_args(arguments)
     began = time.perf_counter()
-    until = began + asked.minutes * 60
-    if "starts" in asked.phases:
-        with tempfile.TemporaryDirectory(prefix="torture-") as folder:
-            torture = Torture(asked, cache_dir=folder)
-            starts(asked.shape, asked.device, Path(folder), torture.record)
-            torture.run(until)
-    else:
-        torture = Torture(asked)
+    until, record = began + asked.minutes * 60, Record(asked.seed)
+    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+        options = {}
+        if "starts" in asked.phases:
+            caches = starts(asked.shape, asked.device, Path(folder), record)
+            options["cache_dir"] = str(caches)
+        torture = Torture(asked, record, **options)
         torture.run(until)
     torture.judge()
     report = Report("torture")
@@ -154,8 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in torture.figures().items():
         report.add(name, [value])
     report.write(asked.json)
-    print("\n".join(torture.record.failures))
-    return int(torture.record.num_failures > 0)
+    print("\n".join(record.failures))
+    return int(record.num_failures > 0)
 
 
 def _options() -> argparse.ArgumentParser:

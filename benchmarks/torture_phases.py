@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ Phase: TypeAlias = Callable[[Driven, Random, float], None]
 STREAMS = 8
 LONG = 11 / 12
 """Share of the context that a long prompt takes: 120k of 131,072 tokens."""
+LEAST_CHUNKS = 20
 
 
 def lengths(config: EngineConfig) -> tuple[int, ...]:
@@ -78,7 +79,9 @@ def costs(driven: Driven, random: Random, until: float) -> None:
     """Predicted and real time of prompt chunks of any size at any depth, one to a step."""
     base = _long_prompt(driven, random)
     _time_chunks(driven, base)
-    while time.perf_counter() < until:
+    for number in count():
+        if number >= LEAST_CHUNKS and time.perf_counter() > until:
+            break
         size = int(driven.config.max_step_tokens ** random.random()) + 1
         depth = random.randrange(len(base) - size)
         _time_chunks(driven, base[:depth] + _ids(driven, random, size))
@@ -88,7 +91,7 @@ def costs(driven: Driven, random: Random, until: float) -> None:
 def predicted_ms(cost: CostModel, batch: Batch) -> float:
     """Of a step without decodes."""
     chunks = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
-    return sum(cost.ms(start, count) for start, count in chunks)
+    return sum(cost.ms(start, length) for start, length in chunks)
 
 
 PHASES: dict[str, tuple[Phase, float]] = {
@@ -127,10 +130,12 @@ def _traffic(driven: Driven, random: Random, until: float) -> None:
     context = driven.engine.max_model_len
     traffic = Traffic(random, driven.names, driven.spec.vocab_size, context, _longest(config))
     wanted = config.max_rows * 5 // 4
-    while time.perf_counter() < until:
+    while True:
         while len(alive) < wanted:
             _send_one(driven, random, traffic)
         driven.step()
+        if time.perf_counter() > until:
+            break
     driven.drain()
 
 

@@ -17,14 +17,19 @@ from benchmarks.torture_checks import Record
 TIMEOUT_S = 600
 
 
-def starts(shape: str, device: str, folder: Path, record: Record) -> None:
-    """With an empty folder, then with what earlier starts left there, spoilt in every way. The
-    folder is as a good start left it in the end."""
+def starts(shape: str, device: str, folder: Path, record: Record) -> Path:
+    """With no caches, then with what earlier starts left there, spoilt in every way. Returns a
+    folder for the caches of a start that is to succeed: that one, if all have."""
     record.phase = "starts"
+    caches = folder / "caches"
+    problems = []
     for name, spoil in SPOILT.items():
-        spoil(folder)
-        if problem := try_start(shape, device, folder):
-            record.fail(f"no start with a folder of caches that is {name}: {problem}")
+        spoil(caches)
+        if problem := try_start(shape, device, caches):
+            problems.append(f"no start with a folder of caches that is {name}: {problem}")
+    for problem in problems:
+        record.fail(problem)
+    return folder / "others" if problems else caches
 
 
 def try_start(shape: str, device: str, folder: Path) -> str:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -47,9 +48,24 @@ def test_the_short_form_finds_nothing_wrong(tmp_path, capsys) -> None:
 
 def test_an_engine_starts_with_a_folder_of_caches_in_any_state(tmp_path) -> None:
     record = Record(0)
-    starts("small", "cpu", tmp_path / "caches", record)
+    caches = starts("small", "cpu", tmp_path, record)
     assert record.failures == []
-    assert any((tmp_path / "caches").iterdir())
+    assert any(caches.iterdir())
+
+
+def test_starts_that_fail_are_told_and_spoil_nothing_else(monkeypatch, tmp_path) -> None:
+    tried: list[Path] = []
+    problems = iter(["", "no field 'old_width'", ""])
+
+    def fail(shape: str, device: str, folder: Path) -> str:
+        tried.append(folder)
+        return next(problems)
+
+    monkeypatch.setattr("benchmarks.torture_start.try_start", fail)
+    record = Record(0)
+    assert starts("small", "cpu", tmp_path, record) not in tried
+    (failure,) = record.failures
+    assert "that is stale: no field 'old_width'" in failure
 
 
 def test_a_start_that_fails_says_why(tmp_path) -> None:
@@ -274,18 +290,25 @@ def test_an_engine_that_ends_is_found_and_the_next_phase_has_another(monkeypatch
         assert f"round 0, {phase}, seed 0: the engine ended: StreamFailure" in said
 
 
-def test_memory_that_grows_is_found(monkeypatch) -> None:
+def test_memory_that_grows_is_found(monkeypatch, capsys) -> None:
     taken = iter([0.0, 1000.0])
     monkeypatch.setattr(torture, "memory_mib", lambda device: next(taken))
     assert torture.main(short("prompts", "costs")) == 1
+    assert "memory has grown by 1000 MiB" in capsys.readouterr().out
+
+
+def test_memory_that_the_start_leaves_to_nobody_is_found(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(torture, "unheld_mib", lambda: 560.0)
+    assert torture.main(short("costs")) == 1
+    assert "560 MiB of the start's memory" in capsys.readouterr().out
 
 
 # What only the whole run can tell
 
 
 def judged(device: str = "cuda", **found: list) -> list[str]:
-    options = SimpleNamespace(seed=0, shape="llama-8b", device=device, phases=list(PHASES))
-    whole = torture.Torture(options)
+    options = SimpleNamespace(shape="llama-8b", device=device, phases=list(PHASES))
+    whole = torture.Torture(options, Record(0))
     for name, values in found.items():
         setattr(whole.record, name, values)
     whole.judge()
