@@ -12,9 +12,8 @@ from typing import TypeAlias
 from benchmarks.torture_checks import Asked
 from benchmarks.torture_engine import Driven
 from benchmarks.torture_traffic import LONGEST_OUTPUT, Traffic
-from replica.batch import Batch
-from replica.budget import CostModel
 from replica.config import EngineConfig
+from replica.cost_fit import predicted_ms, step_work
 
 Phase: TypeAlias = Callable[[Driven, Random, float], None]
 STREAMS = 8
@@ -86,12 +85,6 @@ def costs(driven: Driven, random: Random, until: float) -> None:
         depth = random.randrange(len(base) - size)
         _time_chunks(driven, base[:depth] + _ids(driven, random, size))
     driven.drain()
-
-
-def predicted_ms(cost: CostModel, batch: Batch) -> float:
-    """Of a step without decodes."""
-    chunks = zip(batch.starts.tolist(), batch.lengths.tolist(), strict=True)
-    return sum(cost.ms(start, length) for start, length in chunks)
 
 
 PHASES: dict[str, tuple[Phase, float]] = {
@@ -192,5 +185,6 @@ def _time_chunks(driven: Driven, prompt: tuple[int, ...]) -> None:
             spans = engine.pipeline.timing(collected)
             real = sum(end - start for start, end in spans) / 1e6
             driven.record.cost_errors.append(abs(predicted - real) / real)
-        if engine.pipeline.in_flight is not None:
-            predicted = predicted_ms(cost, engine.pipeline.in_flight)
+        launched = engine.pipeline.in_flight
+        if launched is not None:
+            predicted = predicted_ms(cost, step_work(launched.starts, launched.lengths))

@@ -17,11 +17,10 @@ import torch
 from benchmarks import torture, torture_engine
 from benchmarks.torture_checks import Checks, Record
 from benchmarks.torture_engine import Driven, on_compile, setting, start
-from benchmarks.torture_phases import PHASES, predicted_ms
+from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import corrupt, empty, stale, starts, try_start
 from replica.batch import Batch
 from replica.block_manager import BlockManager
-from replica.budget import CostModel
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
 from replica.runner import DecoderRunner
 
@@ -40,7 +39,7 @@ def test_the_short_form_finds_nothing_wrong(tmp_path, capsys) -> None:
     for name in ("minutes", "requests", "tokens", "preemptions", "longest_gap_ms"):
         assert figures[name] > 0, name
     assert figures["cost_model_steps"] > 20
-    assert figures["longest_gap_over_budget"] == pytest.approx(figures["longest_gap_ms"] / 20)
+    assert figures["longest_gap_over_budget"] == pytest.approx(figures["longest_gap_ms"] / 20, rel=1e-3)
 
 
 # Starts
@@ -284,9 +283,9 @@ def test_an_engine_that_ends_is_found_and_the_next_phase_has_another(monkeypatch
         assert len(batch.samples), "planted"
 
     plant(monkeypatch, fail)
-    assert torture.main(short("prompts", "beside_a_long_prompt")) == 1
+    assert torture.main(short("prompts", "costs")) == 1
     said = capsys.readouterr().out
-    for phase in ("prompts", "beside_a_long_prompt"):
+    for phase in ("prompts", "costs"):
         assert f"round 0, {phase}, seed 0: the engine ended: StreamFailure" in said
 
 
@@ -334,9 +333,3 @@ def test_compiled_kernels_are_counted_until_the_engine_ends(monkeypatch) -> None
     restore()
     runtime.jit_post_compile_hook(repr="second")
     assert (ours, theirs) == (["first"], ["first", "second"])
-
-
-def test_a_cost_is_that_of_the_chunks_of_a_step() -> None:
-    batch = SimpleNamespace(starts=torch.tensor([0, 100]), lengths=torch.tensor([10, 20]))
-    cost = CostModel(token_ms=1.0, pair_ms=0.01)
-    assert predicted_ms(cost, batch) == pytest.approx(10 + 0.5 + 20 + 0.01 * 20 * 110)
