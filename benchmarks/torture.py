@@ -57,9 +57,9 @@ class Torture:
     def run(self, until: float) -> None:
         """Rounds up to a time (`time.perf_counter`), one at least, while it is worth it."""
         number = 0
-        while not number or (time.perf_counter() < until and not self.record.full):
+        shares = sum(share for _, share in self._phases.values())
+        while shares and (not number or (time.perf_counter() < until and not self.record.full)):
             seconds = min(ROUND_S, max(0.0, until - time.perf_counter()))
-            shares = sum(share for _, share in self._phases.values())
             for name, (_, share) in self._phases.items():
                 self._run_phase(number, name, seconds * share / shares)
             number += 1

@@ -41,8 +41,7 @@ class Setting:
 
 
 def setting(shape: str, device: str, **options: Any) -> Setting:
-    """As it is served on a GPU; on a CPU a tenth of a second of everything. `options` override
-    the engine's."""
+    """As it is served on a GPU; on a CPU a small fraction of that. `options` override the engine's."""
     spec = replace(SHAPES[shape], eos_token_ids=EOS)
     if device == "cuda":
         rows = 64 if shape == "llama-8b" else 256
@@ -195,7 +194,8 @@ def start(chosen: Setting, record: Record) -> Driven:
 
 
 def on_compile(listener: Callable[[str], None]) -> Callable[[], None]:
-    """Hear of each kernel that Triton compiles or loads. Returns what undoes it."""
+    """Hear the name of each kernel that Triton compiles or loads: engines only count them. Returns
+    what undoes it."""
     try:
         from triton import knobs
     except ImportError:

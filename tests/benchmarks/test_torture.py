@@ -39,7 +39,14 @@ def test_the_short_form_finds_nothing_wrong(tmp_path, capsys) -> None:
     for name in ("minutes", "requests", "tokens", "preemptions", "longest_gap_ms"):
         assert figures[name] > 0, name
     assert figures["cost_model_steps"] > 20
-    assert figures["longest_gap_over_budget"] == pytest.approx(figures["longest_gap_ms"] / 20, rel=1e-3)
+    assert figures["longest_gap_over_budget"] == pytest.approx(
+        figures["longest_gap_ms"] / 20, rel=1e-3
+    )
+
+
+def test_phases_can_be_left_out(monkeypatch) -> None:
+    monkeypatch.setattr(torture, "starts", lambda shape, device, folder, record: folder)
+    assert torture.main([*SHORT, "--phases", "starts"]) == 0
 
 
 # Starts

@@ -90,3 +90,4 @@ def test_nothing_was_compiled_since_the_start(world):
     """Behind all of the above."""
     assert world.driven.engine.scheduler.num_steps > 1000
     assert world.driven.record.compiled == []
+    assert world.driven.stats.compiled == 0
