@@ -41,7 +41,7 @@ class Setting:
 
 
 def setting(shape: str, device: str, **options: Any) -> Setting:
-    """As it is served on a GPU; on a CPU a small fraction of that. `options` override the engine's."""
+    """As it is served on a GPU, or small enough for a CPU. `options` override the engine's."""
     spec = replace(SHAPES[shape], eos_token_ids=EOS)
     if device == "cuda":
         rows = 64 if shape == "llama-8b" else 256
