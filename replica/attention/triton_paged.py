@@ -23,6 +23,7 @@ from torch import Tensor
 from replica.attention.metadata import Attend, AttentionMetadata
 from replica.kernels.dependent import launches_early, start, wait
 from replica.kernels.elementwise import rotate_and_store
+from replica.kernels.room import empty_rows
 from replica.kv_cache import BlockedKVCache
 from replica.rotary import QKNorm, Rotation
 
@@ -273,7 +274,7 @@ class TritonAttention:
                 product, rotation, norm, pool, metadata.slot_mapping, self._num_heads,
                 dependent=self._dependent,
             )  # fmt: skip
-            out = torch.empty_like(q)
+            out = empty_rows(q, *q.shape)
             for launch, room in zip(plan, parts, strict=True):
                 self._launch(launch, metadata, q, pool, out, room)
             return out

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.kernels.dependent import start, wait
+from replica.kernels.room import empty_rows
 from replica.rotary import QKNorm, Rotation
 
 
@@ -108,8 +109,8 @@ def add_norm(
     residual: Tensor, update: Tensor | None, weight: Tensor, eps: float, *, dependent: bool
 ) -> Tensor:
     """RMS norm (arXiv:1910.07467) of [T, C], after `update` [parts, T, C] was added in place."""
-    out = torch.empty_like(residual)
     tokens, columns = residual.shape
+    out = empty_rows(residual, tokens, columns)
     parts = residual if update is None else update
     _add_norm[(tokens,)](
         parts, parts.stride(0), residual, weight, out, eps,
@@ -123,7 +124,7 @@ def add_norm(
 def silu_and_multiply(gate_up: Tensor, *, dependent: bool) -> Tensor:
     """[T, 2C] to [T, C]: the first half through SiLU, times the second half."""
     tokens, columns = len(gate_up), gate_up.shape[1] // 2
-    out = gate_up.new_empty(tokens, columns)
+    out = empty_rows(gate_up, tokens, columns)
     block = 2048
     _silu_and_multiply[(tokens, triton.cdiv(columns, block))](
         gate_up, out, COLUMNS=columns, BLOCK=block, DEPENDENT=dependent,

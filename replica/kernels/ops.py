@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 from replica.kernels import elementwise
 from replica.kernels.dependent import launches_early
 from replica.kernels.skinny import MAX_TOKENS, Plan, product, tile_tokens
+from replica.kernels.room import rounded, with_room
 from replica.linear import Linear
 from replica.rotary import Rotation, angles
 
@@ -43,14 +44,17 @@ class GpuOps:
     device: torch.device
     plans: dict[ProductKey, Plan | None] = field(default_factory=dict)
     """None, or no entry: cuBLAS."""
+    rounds: bool = False
+    """cuBLAS gets round numbers of tokens only (`replica.kernels.room`)."""
     dependent: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.dependent = launches_early(self.device)
 
     def for_chunks(self) -> GpuOps:
-        """cuBLAS takes half the host's time that our kernels for few tokens take to launch."""
-        return GpuOps(self.device)
+        """cuBLAS takes half the host's time that our kernels for few tokens take to launch. Chunks
+        are of any length."""
+        return GpuOps(self.device, rounds=True)
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
         return Rotation(*angles(positions, frequencies))
@@ -63,29 +67,48 @@ class GpuOps:
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         plan = self._plan("linear", x, layer)
         if plan is None:
-            return F.linear(x, layer.weight, layer.bias).unsqueeze(0)
+            return self._cublas(x, layer).unsqueeze(0)
         return product(x, layer.weight, layer.bias, plan)
 
     def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
         plan = self._plan("gated", x, gate_up)
         if plan is None:
-            both = F.linear(x, gate_up.weight)
+            both = self._cublas(x, gate_up)
             return elementwise.silu_and_multiply(both, dependent=self.dependent)
         return product(x, gate_up.weight, None, plan, gated=True)[0]
 
     def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
+        """As of every kind of these. With `rounds` rows behind those of `out` are written, too, as
+        far as there are any."""
         plan = self._plan("logits", x, head)
         if plan is not None:
             product(x, head.weight, None, plan, out=out)
-        elif x.dtype == torch.float32:
+            return
+        if self.rounds:
+            x, out = _rounded_logits(x, out)
+        if x.dtype == torch.float32:
             torch.mm(x, head.weight.t(), out=out)
         else:
             torch.mm(x, head.weight.t(), out_dtype=torch.float32, out=out)
+
+    def _cublas(self, x: Tensor, layer: Linear) -> Tensor:
+        """[T, outputs]"""
+        rows = with_room(x) if self.rounds else x
+        return F.linear(rows, layer.weight, layer.bias)[: len(x)]
 
     def _plan(self, kind: Kind, x: Tensor, layer: Linear) -> Plan | None:
         if len(x) > MAX_TOKENS:
             return None
         return self.plans.get(product_key(kind, layer, len(x)))
+
+
+def _rounded_logits(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with as many rows as is round, or as there are."""
+    there = (out.untyped_storage().nbytes() // out.itemsize - out.storage_offset()) // out.stride(0)
+    count = min(rounded(len(x)), there)
+    rows = x.new_empty(count, x.shape[1])
+    rows[: len(x)] = x
+    return rows, out.as_strided((count, out.shape[1]), out.stride())
 
 
 def product_key(kind: Kind, layer: Linear, tokens: int) -> ProductKey:

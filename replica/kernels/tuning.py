@@ -22,6 +22,7 @@ from tqdm import tqdm
 from replica.compiled_files import is_sound
 from replica.cuda import CudaDevice, CudaRecorder
 from replica.kernels.ops import GpuOps, ProductKey, product_key
+from replica.kernels.room import ROUND, empty_rows, rounded
 from replica.kernels.skinny import MAX_TOKENS, Plan, plans, supported, tile_tokens
 from replica.linear import Linear
 from replica.model import Decoder
@@ -105,27 +106,23 @@ def tune(decoder: Decoder, max_rows: int, device: CudaDevice, cache_dir: str) ->
 
 
 def load_products(decoder: Decoder, max_tokens: int, max_logits: int, device: CudaDevice) -> None:
-    """Have cuBLAS load what it will use for prompt chunks: it loads a kernel when it first chooses
-    it, by the number of tokens, and holds that step up for tens of milliseconds."""
+    """Have cuBLAS see every number of tokens that prompt chunks will come with: the first time it
+    thinks, and may load a kernel, which holds that step up for up to twenty milliseconds."""
     layer = next(decoder.decoder_layers())
     ops = decoder.ops.for_chunks()
     head = decoder.head
 
     def work() -> None:
-        for tokens in _token_counts(max_tokens):
+        for tokens in range(ROUND, rounded(max_tokens) + 1, ROUND):
             for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                ops.linear(linear.weight.new_ones(tokens, linear.in_features), linear)
-        for tokens in _token_counts(max_logits):
-            logits = torch.empty(tokens, head.out_features, device=head.weight.device)
-            ops.logits(head.weight.new_ones(tokens, head.in_features), head, logits)
+                ops.linear(empty_rows(linear.weight, tokens, linear.in_features), linear)
+        logits = torch.empty(max_logits, head.out_features, device=head.weight.device)
+        for tokens in (*range(ROUND, max_logits, ROUND), max_logits):
+            x = empty_rows(head.weight, tokens, head.in_features)
+            ops.logits(x, head, logits[:tokens])
 
     device.stream("compute").run(work)
     device.settle()
-
-
-def _token_counts(longest: int) -> list[int]:
-    """Close enough together that no choice of cuBLAS's is missed."""
-    return sorted({*range(1, min(longest, 64), 8), *range(64, longest, 64), longest})
 
 
 def _products(decoder: Decoder, max_rows: int) -> Iterator[tuple[ProductKey, Sequence[Linear]]]:

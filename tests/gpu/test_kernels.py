@@ -183,6 +183,16 @@ def step_of(decoder: Decoder, rows: int) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.parametrize("rows", [1, 12, 63, 64, 65, 80])
+def test_round_numbers_of_tokens_change_nothing(device, rows):
+    """And logits go where there is room, at the end of their buffer, too."""
+    decoder = random_decoder(device)
+    before = step_of(decoder, rows)
+    decoder.ops = decoder.ops.for_chunks()
+    assert decoder.ops.rounds
+    assert error(step_of(decoder, rows), before) < 2e-2
+
+
 def test_tuned_products_are_as_exact_and_remembered(device, tmp_path):
     from replica.kernels.tuning import tune
 

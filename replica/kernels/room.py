@@ -1,0 +1,26 @@
+"""Rows of tokens in as few different numbers as a GPU's products are to be called with.
+
+cuBLAS thinks for milliseconds about each number of rows that it has not seen yet, and may load a
+kernel for it. So rows are allocated with room behind them, up to a round number, and a product
+takes the whole: what comes of the room is read by nobody.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+ROUND = 64
+
+
+def rounded(count: int) -> int:
+    return -(-count // ROUND) * ROUND
+
+
+def empty_rows(like: Tensor, count: int, columns: int) -> Tensor:
+    """[count, columns] of the type of `like`, with room behind."""
+    return like.new_empty(rounded(count), columns)[:count]
+
+
+def with_room(rows: Tensor) -> Tensor:
+    """What `empty_rows` has made, and the room behind it. Raises RuntimeError if there is none."""
+    return rows.as_strided((rounded(len(rows)), rows.shape[1]), rows.stride())
