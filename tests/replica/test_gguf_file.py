@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from replica.families import UnsupportedModel
-from replica.loading import load_decoder, load_spec
+from replica.loading import load_decoder, load_spec, load_tokenizer
 from tests.models import EOS_ID, random_model
 from tests.replica.paged import PagedModel
 
@@ -330,3 +330,28 @@ def test_the_missing_reader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UnsupportedModel, match="run `pip install gguf`"):
         load_spec(path)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("eos", [True, False])
+def test_a_tokenizer_adds_what_the_file_says(
+    path: Path, model: PreTrainedModel, bos: bool, eos: bool
+) -> None:
+    letters = [chr(code) for code in range(33, 127)]
+    tokens = [*letters, "ab", "<s>", "</s>"]
+    first, last = len(tokens) - 2, len(tokens) - 1
+    whole = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * first + [3, 3],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": first,
+        "tokenizer.ggml.eos_token_id": last,
+        "tokenizer.ggml.add_bos_token": bos,
+        "tokenizer.ggml.add_eos_token": eos,
+    }
+    tokenizer = load_tokenizer(write(path, model, whole=whole))
+    ids = tokenizer.backend_tokenizer.encode("abc").ids
+    text = [tokens.index("ab"), tokens.index("c")]
+    assert ids == [first] * bos + text + [last] * eos
