@@ -142,7 +142,7 @@ class GGUFFile:
             max_position_embeddings=count("context_length"),
             rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
             hidden_act="silu",
-            sliding_window=get("attention.sliding_window", None),
+            sliding_window=get("attention.sliding_window", 0) or None,
             tie_word_embeddings="output.weight" not in shapes,
             rope_parameters=self._rope_parameters(),
         )

@@ -139,7 +139,7 @@ class HubModel:
             return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
         except Exception as error:  # of many kinds, by what a field cannot be
             raise UnsupportedModel(
-                f"The configuration of {model!r} cannot be used: {first_line(error)}"
+                f"The {_CONFIG} of {model!r} cannot be used: {first_line(error)}"
             ) from error
 
     def _eos_token_ids(self) -> list[Any]:

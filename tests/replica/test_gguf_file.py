@@ -199,6 +199,7 @@ def test_an_option_that_is_not_computed_is_refused_by_name(
         {"rope.scaling.factor": 0.0, "rope.scaling.finetuned": True},
         {"rope.scaling.original_context_length": 512, "vocab_size": 260},
         {"attention.sliding_window": 512},
+        {"attention.sliding_window": 0},
     ],
     ids=str,
 )
