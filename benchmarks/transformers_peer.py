@@ -27,7 +27,8 @@ def load(dtype: str) -> Any:
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     config.quantization_config = None
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
-    missing, unexpected = model.load_state_dict(dict(GGUFFile(str(path)).tensors()), strict=False)
+    weights = {name: values for name, values, _ in GGUFFile(str(path)).tensors()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     assert set(missing) <= {"lm_head.weight"}, missing
     assert not unexpected, unexpected
     return model.eval()

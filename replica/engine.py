@@ -19,7 +19,17 @@ from replica.graph_pool import Graphs
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
 from replica.masks import MakesConstraints, MaskBuilder, constraint_of
-from replica.messages import Abort, Backlog, Command, Output, Stats, StepReport, Stop, Submit
+from replica.messages import (
+    Abort,
+    Backlog,
+    Command,
+    Malformed,
+    Output,
+    Stats,
+    StepReport,
+    Stop,
+    Submit,
+)
 from replica.pipeline import Pipeline
 from replica.rows import Rows
 from replica.runner import ModelRunner
@@ -27,6 +37,7 @@ from replica.scheduler import Scheduler
 from replica.sequence import Key, Sequence
 from replica.shares import share_out
 from replica.stream import Device, HostDevice
+from replica.validation import check_stops, check_submit
 from replica.watchdog import Watchdog
 
 IDLE_REPORT_S = 1.0
@@ -39,7 +50,7 @@ REMEMBERED = 4096
 class Channel(Protocol):
     """The engine's side of the connection to its clients."""
 
-    def receive(self, timeout_s: float) -> Iterable[Command]:
+    def receive(self, timeout_s: float) -> Iterable[Command | Malformed]:
         """What has come; waits for the first command at most `timeout_s`."""
 
     def send(self, report: StepReport) -> None: ...
@@ -183,9 +194,9 @@ class Engine:
         for command in self._channel.receive(0.0 if self.busy else IDLE_REPORT_S):
             self._handle(command)
 
-    def _handle(self, command: Command) -> None:
+    def _handle(self, command: Command | Malformed) -> None:
         match command:
-            case Submit():
+            case Submit() | Malformed():
                 self._submit(command)
             case Abort():
                 self._abort((command.request_id, command.attempt))
@@ -196,7 +207,7 @@ class Engine:
                 if not command.drain:
                     self.scheduler.abort_all()
 
-    def _submit(self, submit: Submit) -> None:
+    def _submit(self, submit: Submit | Malformed) -> None:
         """A repeated submit, or one that its own abort has overtaken, starts nothing."""
         key = submit.request_id, submit.attempt
         if key in self.scheduler or key in self._over:
@@ -209,27 +220,19 @@ class Engine:
         self.idle.work_arrived(time.perf_counter_ns())
         self.scheduler.add(sequence)
 
-    def _sequence(self, submit: Submit) -> Sequence:
+    def _sequence(self, submit: Submit | Malformed) -> Sequence:
         """Raises ValueError if it can never run."""
         if self._stopping:
             raise ValueError("the replica is shutting down")
-        sampling = submit.sampling
-        biased = [token for token, _ in sampling.logit_bias]
-        allowed = sampling.allowed_token_ids or ()
-        named = (
-            submit.prompt_ids,
-            sampling.stop_token_ids,
-            allowed,
-            biased,
-            *sampling.bad_token_ids,
-        )
-        if any(not 0 <= token < self._vocab_size for ids in named for token in ids):
-            raise ValueError(f"token ids must lie in [0, {self._vocab_size})")
+        if isinstance(submit, Malformed):
+            raise ValueError(submit.reason)
+        check_submit(submit, self._vocab_size, self.max_model_len)
         sequence = Sequence.from_submit(
             submit, max_model_len=self.max_model_len, eos_token_ids=self._eos_token_ids
         )
+        check_stops(submit.sampling, sequence.stop_ids)
         sequence.constraint = constraint_of(
-            sampling, sequence.stop_ids, self._vocab_size, self._grammars
+            submit.sampling, sequence.stop_ids, self._vocab_size, self._grammars
         )
         return sequence
 
@@ -237,10 +240,11 @@ class Engine:
         self.scheduler.abort(key)
         self._remember(key)
 
-    def _refuse(self, submit: Submit, reason: str) -> None:
+    def _refuse(self, submit: Submit | Malformed, reason: str) -> None:
         self._refused.append(
             Output(submit.request_id, submit.attempt, 0, (), "error", error=reason)
         )
+        self._remember((submit.request_id, submit.attempt))
 
     def _remember(self, key: Key) -> None:
         self._over[key] = None

@@ -1,30 +1,33 @@
 """Finds a model by name, and turns what it finds into a spec, a decoder and a tokenizer.
 
-It knows files, hub ids and packages, and no arithmetic. Weights are streamed, one tensor at a
-time, into the place that each fills in the merged weights: no second copy of the model exists.
+It knows files, hub ids and packages, and no arithmetic.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
 from replica.families import UnsupportedModel, check_family, spec_from_config
 from replica.gguf_file import GGUFFile
 from replica.model import Decoder, ModelSpec
+from replica.weights import Weight, fill, first_line, read_json, require_whole
 
 __all__ = ["UnsupportedModel", "load_decoder", "load_spec", "load_tokenizer"]
 
 _PACKAGE = "package:"
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_OF_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 _INDEX = "model.safetensors.index.json"
 _WEIGHTS = "model.safetensors"
 
@@ -34,8 +37,8 @@ class Checkpoint(Protocol):
 
     def spec(self) -> ModelSpec: ...
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name in transformers' checkpoints, values) of every weight."""
+    def tensors(self) -> Iterator[Weight]:
+        """Of every weight."""
 
 
 def load_spec(model: str, revision: str | None = None) -> ModelSpec:
@@ -53,7 +56,7 @@ def load_decoder(
     """A decoder with its weights, ready for inference. Raises UnsupportedModel as `load_spec`."""
     checkpoint = _checkpoint(model, revision)
     decoder = Decoder(checkpoint.spec(), dtype, device)
-    _fill(decoder, checkpoint)
+    fill(decoder, checkpoint.tensors(), model)
     return decoder
 
 
@@ -69,8 +72,9 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
                 PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
             )
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"No tokenizer for {model!r}: {_first_line(error)}") from error
+    except Exception as error:  # the library raises nothing more special for a broken file
+        _require_json(Path(model), _OF_TOKENIZERS)
+        raise UnsupportedModel(f"No tokenizer for {model!r}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UnsupportedModel(f"The tokenizer of {model!r} has no fast implementation.")
     return tokenizer
@@ -102,20 +106,27 @@ class HubModel:
     def spec(self) -> ModelSpec:
         return spec_from_config(self._config, self._eos_token_ids())
 
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        from safetensors import safe_open
+    def tensors(self) -> Iterator[Weight]:
+        from safetensors import SafetensorError, safe_open
 
-        folder = self._folder()
-        for name in self._weight_files(folder):
-            with safe_open(folder / name, framework="pt") as weights:
-                for key in weights.keys():  # noqa: SIM118 - not a mapping
-                    yield key, weights.get_tensor(key)
+        for path in self._weight_files(self._folder()):
+            require_whole(path)
+            try:
+                with safe_open(path, framework="pt") as weights:
+                    for key in weights.keys():  # noqa: SIM118 - not a mapping
+                        yield Weight(key, weights.get_tensor(key), str(path))
+            except (SafetensorError, OSError) as error:
+                raise UnsupportedModel(
+                    f"{str(path)!r} is not a readable safetensors file, or only a part of one: "
+                    f"{first_line(error)}"
+                ) from error
 
     @cached_property
     def _config(self) -> Any:
         from transformers import AutoConfig, PreTrainedConfig
 
         model, revision = self._model, self._revision
+        _require_json(Path(model), (_CONFIG,))
         try:
             fields, _ = PreTrainedConfig.get_config_dict(model, revision=revision)
         except (OSError, ValueError) as error:
@@ -124,18 +135,35 @@ class HubModel:
             raise UnsupportedModel(f"No model at {model!r}: no config.json there names its type.")
         # Before the class is looked up: what transformers says about an unknown type is long.
         check_family(fields["model_type"])
-        return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+        try:
+            return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+        except Exception as error:  # of many kinds, by what a field cannot be
+            raise UnsupportedModel(
+                f"The {_CONFIG} of {model!r} cannot be used: {first_line(error)}"
+            ) from error
 
-    def _eos_token_ids(self) -> set[int]:
-        """All ids that end a text: chat models often have one more than their configuration."""
-        from transformers import GenerationConfig
-
-        model, revision = self._model, self._revision
-        found = [self._config.eos_token_id, load_tokenizer(model, revision).eos_token_id]
-        with contextlib.suppress(OSError):  # the file is optional
-            found.append(GenerationConfig.from_pretrained(model, revision=revision).eos_token_id)
+    def _eos_token_ids(self) -> list[Any]:
+        """All that end a text: chat models often have one more than their configuration."""
+        found = [
+            self._config.eos_token_id,
+            load_tokenizer(self._model, self._revision).eos_token_id,
+            self._generation_config().get("eos_token_id"),
+        ]
         lists = (ids if isinstance(ids, list) else [ids] for ids in found if ids is not None)
-        return {token for ids in lists for token in ids}
+        return [token for ids in lists for token in ids]
+
+    def _generation_config(self) -> Mapping[str, Any]:
+        """Empty where there is no such file."""
+        from transformers.utils import cached_file
+
+        path = cached_file(
+            self._model,
+            _GENERATION,
+            revision=self._revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        return {} if path is None else read_json(Path(path))
 
     def _folder(self) -> Path:
         if Path(self._model).is_dir():
@@ -149,45 +177,22 @@ class HubModel:
             raise UnsupportedModel(_absent(self._model, error)) from error
         return Path(found)
 
-    def _weight_files(self, folder: Path) -> list[str]:
-        if (folder / _INDEX).exists():
-            return sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
-        if (folder / _WEIGHTS).exists():
-            return [_WEIGHTS]
-        raise UnsupportedModel(
-            f"{self._model!r} holds no {_WEIGHTS}: weights in other formats are not supported."
-        )
-
-
-def _fill(decoder: Decoder, checkpoint: Checkpoint) -> None:
-    """Every weight exactly once, with a progress bar on stderr."""
-    views = dict(decoder.checkpoint_views())
-    size = sum(view.nbytes for view in views.values())
-    with tqdm(total=size, desc="Loading weights", unit="B", unit_scale=True) as progress:
-        for name, tensor in checkpoint.tensors():
-            if _is_redundant(name, decoder.spec):
-                continue
-            view = views.pop(name, None)
-            if view is None:
-                raise UnsupportedModel(
-                    f"The weight {name!r} has no place in a {decoder.spec.model_type} model."
-                )
-            if tensor.shape != view.shape[-tensor.ndim :]:
-                raise UnsupportedModel(
-                    f"The weight {name!r} has the shape {list(tensor.shape)}, where the "
-                    f"configuration needs {list(view.shape)}."
-                )
-            view.copy_(tensor)
-            progress.update(view.nbytes)
-    if views:
-        raise UnsupportedModel(f"{len(views)} weights are missing, such as {min(views)!r}.")
-
-
-def _is_redundant(name: str, spec: ModelSpec) -> bool:
-    """What some checkpoints hold beside the weights."""
-    return name.endswith("rotary_emb.inv_freq") or (
-        name == "lm_head.weight" and spec.tied_embeddings
-    )
+    def _weight_files(self, folder: Path) -> list[Path]:
+        index = folder / _INDEX
+        if not index.exists():
+            if (folder / _WEIGHTS).exists():
+                return [folder / _WEIGHTS]
+            raise UnsupportedModel(
+                f"{self._model!r} holds no {_WEIGHTS}: weights in other formats are not supported."
+            )
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            raise UnsupportedModel(f"{str(index)!r} names no files.")
+        names = sorted({str(name) for name in places.values()})
+        for name in names:
+            if Path(name).name != name or not (folder / name).is_file():
+                raise UnsupportedModel(f"{str(index)!r} names {name!r}, which is not there.")
+        return [folder / name for name in names]
 
 
 def gguf_path(model: str) -> Path | None:
@@ -217,9 +222,13 @@ def _packaged(name: str) -> Path:
     )
 
 
+def _require_json(folder: Path, names: Iterable[str]) -> None:
+    """Raises UnsupportedModel for a file of a local folder that is there and is no JSON object:
+    transformers does not say which one that is."""
+    for name in names:
+        if (folder / name).exists():
+            read_json(folder / name)
+
+
 def _absent(model: str, error: Exception) -> str:
-    return f"No model {model!r}, neither as a folder nor as a hub id: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+    return f"No model {model!r}, neither as a folder nor as a hub id: {first_line(error)}"

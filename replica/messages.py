@@ -7,7 +7,7 @@ overtaking message does no harm.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,9 @@ MAX_LOGPROBS = 20
 """Most alternatives that are told of a token."""
 MAX_BIASES = 300
 """Most tokens that one request may bias: they lie in a table of this width."""
+
+Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Repeated in each report, or hashed with each block."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -79,7 +82,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="submit"):
     """Start a sequence. A second submit of the same (request id, attempt) is ignored."""
 
-    request_id: str
+    request_id: Name
     attempt: int = 0
     epoch: int = 0
     """Epoch of the admission that granted it."""
@@ -87,7 +90,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     prior_output_ids: tuple[int, ...] = ()
     """Output of an earlier attempt: the sequence goes on behind it, at the same positions."""
     sampling: Sampling
-    cache_salt: str = ""
+    cache_salt: Name = ""
     """Domain of the prefix cache: two salts never share a block."""
     band: int = 0
     """Priority class; a higher number is preempted first."""
@@ -96,7 +99,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     """End a sequence now. It may arrive before its submit, which is then refused."""
 
-    request_id: str
+    request_id: Name
     attempt: int = 0
 
 
@@ -113,6 +116,15 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 Command: TypeAlias = Submit | Abort | Backlog | Stop
+
+
+class Malformed(msgspec.Struct, frozen=True):
+    """What came in place of a command, as far as it can be told whose request it meant. It is
+    never sent."""
+
+    request_id: Name
+    attempt: int = 0
+    reason: str = ""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -223,6 +235,9 @@ Event: TypeAlias = StepReport | Ready | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
+_malformed_decoder = msgspec.msgpack.Decoder(Malformed)
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What msgspec raises for data, by what is wrong with it."""
 _event_decoder = msgspec.msgpack.Decoder(Event)
 
 
@@ -234,6 +249,19 @@ def encode(message: Command | Event) -> bytes:
 def decode_command(data: bytes) -> Command:
     """Raises msgspec.ValidationError on anything that is not a command."""
     return _command_decoder.decode(data)
+
+
+def read_command(data: bytes) -> Command | Malformed | None:
+    """Of anything that may come: None where it does not name a request."""
+    try:
+        return decode_command(data)
+    except _UNREADABLE as error:
+        reason = f"the request cannot be read: {error}"
+    try:
+        named = _malformed_decoder.decode(data)
+    except _UNREADABLE:
+        return None
+    return msgspec.structs.replace(named, reason=reason)
 
 
 def decode_event(data: bytes) -> Event:

@@ -31,7 +31,7 @@ from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
 from replica.graph_sizes import default_sizes
 from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
-from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
+from replica.messages import Command, Failed, Malformed, Ready, StepReport, encode, read_command
 from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
 from replica.stream import Device, HostDevice
@@ -51,7 +51,7 @@ class SocketChannel:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(address)
 
-    def receive(self, timeout_s: float) -> Iterable[Command]:
+    def receive(self, timeout_s: float) -> Iterable[Command | Malformed]:
         if self._socket.poll(int(timeout_s * 1000)):
             return list(self._pending())
         return ()
@@ -63,13 +63,17 @@ class SocketChannel:
         """Deliver what was sent, waiting for the other side at most 2 s."""
         self._socket.close(linger=2000)
 
-    def _pending(self) -> Iterator[Command]:
+    def _pending(self) -> Iterator[Command | Malformed]:
         while True:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield decode_command(data)
+            command = read_command(data)
+            if command is not None:
+                yield command
+            else:
+                logger.warning("A command of %d bytes cannot be read", len(data))
 
 
 def context_length(config: EngineConfig, spec: ModelSpec) -> int:

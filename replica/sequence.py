@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from replica.messages import MAX_BIASES, MAX_LOGPROBS, FinishReason, Sampling, Submit, TokenLogprobs
+from replica.messages import FinishReason, Sampling, Submit, TokenLogprobs
 
 TokenIds: TypeAlias = npt.NDArray[np.int32]
 Bits: TypeAlias = npt.NDArray[np.uint8]
@@ -75,28 +75,10 @@ class Sequence:
     def from_submit(
         cls, submit: Submit, *, max_model_len: int, eos_token_ids: tuple[int, ...]
     ) -> Sequence:
-        """Raises ValueError, with a sentence for the client, if it can never run."""
-        num_prompt = len(submit.prompt_ids)
-        if num_prompt == 0:
-            raise ValueError("the prompt is empty")
-        if num_prompt >= max_model_len:
-            raise ValueError(
-                f"the prompt has {num_prompt} tokens; the context holds {max_model_len}, "
-                "one of them for the answer"
-            )
-        sampling = submit.sampling
-        if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, not {sampling.max_tokens}")
-        if sampling.grammar and sampling.min_tokens:
-            raise ValueError("min_tokens cannot be combined with a grammar, which ends the answer")
+        """Of one that can run, see `replica.validation`."""
+        num_prompt, sampling = len(submit.prompt_ids), submit.sampling
         own = () if sampling.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))
-        _check_widths(sampling, stop_ids)
-        allowed = sampling.allowed_token_ids
-        if allowed is not None and not set(allowed).difference(
-            stop_ids if sampling.min_tokens else ()
-        ):
-            raise ValueError("allowed_token_ids leaves no token to sample")
         return cls(
             request_id=submit.request_id,
             attempt=submit.attempt,
@@ -127,16 +109,3 @@ class Sequence:
         """Smaller runs first and is preempted last. What has begun goes on before anything of its
         band begins: a client that reads an answer already would see it stop."""
         return self.band, not self.started, self.order
-
-
-def _check_widths(sampling: Sampling, stop_ids: tuple[int, ...]) -> None:
-    """Raises ValueError for more than the engine's tables hold."""
-    if len(stop_ids) > MAX_STOP_IDS:
-        raise ValueError(f"at most {MAX_STOP_IDS} stop tokens, not {len(stop_ids)}")
-    if len(sampling.logit_bias) > MAX_BIASES:
-        raise ValueError(f"at most {MAX_BIASES} biased tokens, not {len(sampling.logit_bias)}")
-    if not all(sampling.bad_token_ids):
-        raise ValueError("a bad sequence of tokens is empty")
-    for asked in (sampling.logprobs, sampling.prompt_logprobs):
-        if not 0 <= (asked or 0) <= MAX_LOGPROBS:
-            raise ValueError(f"at most {MAX_LOGPROBS} alternatives of a token")

@@ -7,21 +7,29 @@ requests.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
+from math import inf
 from typing import Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
 Period: TypeAlias = Literal["day", "month"]
+
+KEPT = 4
+"""Windows of which a budget knows what was spent, although nothing is held in them: a clock that
+was wrong for a moment comes back to one of them."""
 
 
 class Window(NamedTuple):
     """A day ("2026-03-01") or a month ("2026-03")."""
 
     id: str
+    begins_at: float
+    """Unix time, as is ..."""
     ends_at: float
-    """Unix time."""
+    """... the first moment behind it."""
 
 
 def zone(name: str) -> tzinfo:
@@ -39,14 +47,19 @@ def zone(name: str) -> tzinfo:
 
 def window(period: Period, now: float, tz: tzinfo) -> Window:
     """The window that contains the Unix time `now`."""
-    start = datetime.fromtimestamp(now, tz).replace(hour=0, minute=0, second=0, microsecond=0)
+    moment = datetime.fromtimestamp(now, tz)
+    start = moment.replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
     if period == "day":
         # Arithmetic on the wall clock: days of 23 and 25 hours exist.
-        following = start + timedelta(days=1)
-        return Window(start.strftime("%Y-%m-%d"), following.timestamp())
-    start = start.replace(day=1)
-    following = (start + timedelta(days=32)).replace(day=1)
-    return Window(start.strftime("%Y-%m"), following.timestamp())
+        following, name = start + timedelta(days=1), start.strftime("%Y-%m-%d")
+    else:
+        start = start.replace(day=1)
+        following = (start + timedelta(days=32)).replace(day=1)
+        name = start.strftime("%Y-%m")
+    return Window(name, start.timestamp(), following.timestamp())
+
+
+_NONE = Window("", inf, -inf)
 
 
 @dataclass(slots=True)
@@ -64,25 +77,26 @@ class Budget:
 
     def __init__(self, period: Period, limit: int, tz: tzinfo) -> None:
         self.period, self.limit, self.tz = period, limit, tz
-        self._window, self.ends_at = Window("", 0.0), 0.0
+        self._window = _NONE
         self._account = Account("")
-        self._accounts: dict[str, Account] = {}
+        self._accounts: OrderedDict[str, Account] = OrderedDict()
+        """The current one last."""
 
     def current(self, now: float) -> Window:
-        """The window at Unix time `now`. A clock that is put back changes nothing."""
-        if now >= self.ends_at:
+        """The window at Unix time `now`, which follows the clock wherever that is put. What was
+        spent in a window is still spent when the clock comes back to it."""
+        if not self._window.begins_at <= now < self._window.ends_at:
             self._window = window(self.period, now, self.tz)
-            self.ends_at = self._window.ends_at
             name = self._window.id
             self._account = self._accounts.setdefault(name, Account(name))
+            self._accounts.move_to_end(name)
             self._forget()
         return self._window
 
     def account(self, now: float) -> Account:
         """That of the window at Unix time `now`. What is held there may be settled there whenever
         that is, although the budget forgets it once nothing is held."""
-        if now >= self.ends_at:
-            self.current(now)
+        self.current(now)
         return self._account
 
     def remaining(self, now: float) -> int:
@@ -101,19 +115,19 @@ class Budget:
             account.spent = max(account.spent, spent)
 
     def accounts(self) -> Mapping[str, Account]:
-        """By window: the current one, and earlier ones in which something is held."""
-        return self._accounts
+        """By window: the current one, and others in which something is held."""
+        return {
+            name: account
+            for name, account in self._accounts.items()
+            if account is self._account or account.held
+        }
 
     def move(self, tz: tzinfo) -> None:
         """Count in another time zone from now on: a window of the same name goes on."""
         if tz != self.tz:
-            self.tz, self.ends_at = tz, 0.0
+            self.tz, self._window = tz, _NONE
 
     def _forget(self) -> None:
-        over = [
-            name
-            for name, account in self._accounts.items()
-            if name != self._window.id and not account.held
-        ]
-        for name in over:
-            del self._accounts[name]
+        for name in list(self._accounts)[:-KEPT]:
+            if not self._accounts[name].held:
+                del self._accounts[name]

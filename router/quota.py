@@ -48,8 +48,8 @@ class Quota:
     """The counters of one tenant. They outlive a reload, whatever becomes of the limits."""
 
     __slots__ = (
-        "_budgets", "_clock", "_current", "_prices", "_rates_known", "_requests", "_tokens",
-        "_until", "_wall", "_windows", "tenant",
+        "_budgets", "_clock", "_current", "_from", "_prices", "_rates_known", "_requests",
+        "_tokens", "_until", "_wall", "_windows", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -64,9 +64,9 @@ class Quota:
         self._tokens: Bucket | None = None
         self._budgets: tuple[Budget, ...] = ()
         self._current: tuple[Account, ...] = ()
-        """Where money is counted now, the ids of those windows, and until when they last."""
+        """Where money is counted now, the ids of those windows, and between which times."""
         self._windows: tuple[str, ...] = ()
-        self._until = -inf
+        self._from, self._until = inf, -inf
         self._rates_known = False
         """Rates count what an earlier router has admitted."""
         self.configure(tenant)
@@ -90,7 +90,7 @@ class Quota:
         for budget in known.values():
             budget.move(tz)
         self._budgets = tuple(known.values())
-        self._current, self._windows, self._until = (), (), -inf
+        self._from = inf  # to be asked again
 
     def hold(self, info: RequestInfo, output: int) -> Hold | Denial:
         """Hold what a request may use: `output` tokens are likely. The same as `hold_all` of one,
@@ -197,6 +197,7 @@ class Quota:
 
     def spent(self) -> dict[str, int]:
         """Micro-dollars by window id."""
+        self._accounts()  # those of now exist
         return {
             name: account.spent
             for budget in self._budgets
@@ -213,10 +214,12 @@ class Quota:
         if not self._budgets:
             return ()
         wall = self._wall()
-        if wall >= self._until:
+        if not self._from <= wall < self._until:
             self._current = tuple(budget.account(wall) for budget in self._budgets)
-            self._windows = tuple(account.window for account in self._current)
-            self._until = min(budget.ends_at for budget in self._budgets)
+            windows = [budget.current(wall) for budget in self._budgets]
+            self._windows = tuple(each.id for each in windows)
+            self._from = max(each.begins_at for each in windows)
+            self._until = min(each.ends_at for each in windows)
         return self._current
 
     def _wait_s(self, tokens: float, now: float) -> float:

@@ -16,13 +16,14 @@ from replica.messages import (
     Abort,
     Backlog,
     Failed,
+    Malformed,
     Output,
     Ready,
     Stats,
     StepReport,
     Submit,
-    decode_command,
     encode,
+    read_command,
 )
 from serve_app import background
 from serve_app.feed import Feed, Key
@@ -77,12 +78,16 @@ class EngineHost:
             raise RuntimeError(self.failure)
 
     def submit(self, ingress: str, submits: list[bytes]) -> None:
-        """Start sequences, each an encoded `Submit`. One that is known already is ignored."""
+        """Start sequences, each an encoded `Submit`. One that is known already is ignored, and
+        one that cannot be read is refused alone."""
+        feed = self._feed(ingress)
         for data in submits:
-            submit = decode_command(data)
-            assert isinstance(submit, Submit)
-            feed = self._feed(ingress)
-            if feed.open(submit):
+            submit = read_command(data)
+            if isinstance(submit, Malformed):
+                feed.refuse((submit.request_id, submit.attempt), "error", submit.reason)
+            elif not isinstance(submit, Submit):
+                logger.error("Ingress %s sent %d bytes that are no request", ingress, len(data))
+            elif feed.open(submit):
                 self._owners[submit.request_id, submit.attempt] = feed
                 self._engine.send(submit)
 

@@ -89,14 +89,14 @@ class Feed:
         self._runs[key] = _Run(base=len(submit.prior_output_ids))
         return True
 
-    def refuse(self, key: Key) -> bool:
+    def refuse(self, key: Key, reason: FinishReason = "abort", error: str = "") -> bool:
         """Note an abort. True if the sequence was never submitted: it will not be, then, and the
         reader hears that it has ended."""
         if key in self._runs:
             return False
-        self._runs[key] = _Run(base=0)
+        self._runs[key] = _Run(base=0, error=error)
         self._owed[key] = None
-        self._end(key, "abort")
+        self._end(key, reason)
         self._news.set()
         return True
 

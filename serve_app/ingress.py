@@ -78,18 +78,19 @@ class Ingress:
         self._client.start()
         SelfCheck(self._check).start()
 
-    def __serve_build_asgi_app__(self) -> FastAPI:
+    async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""
-        app = self._build_api()
+        app = await self._build_api()
         # What is here now stays. To look through it again holds up every stream for 0.1 s.
         gc.collect()
         gc.freeze()
         return app
 
-    def _build_api(self) -> FastAPI:
+    async def _build_api(self) -> FastAPI:
         """Serve's proxy adds X-Request-ID."""
-        offers, find = map(self._offer, self._config.served), self._find_tenant
-        return create_app(offers, find, self._config.api, tag_requests=False, layers=self._layers())
+        offers = [await self._offer(model) for model in self._config.served]
+        find, layers = self._find_tenant, self._layers()
+        return create_app(offers, find, self._config.api, tag_requests=False, layers=layers)
 
     def _layers(self) -> list[Middleware]:
         layers = [
@@ -107,11 +108,11 @@ class Ingress:
             layers.append(admin)
         return [*layers, Middleware(TurnAway, departure=self._departure)]
 
-    def _offer(self, model: ModelConfig) -> Offer:
+    async def _offer(self, model: ModelConfig) -> Offer:
         streams = self._streams[model.name]
         fleet = Fleet(model.name, self._client, streams, sleeps=model.sleeps)
-        tokenizer = load_tokenizer(model.engine.model, model.engine.revision)
-        return Offer(model.name, fleet, tokenizer, model.aliases, model.reasoning)
+        # Large tokenizers take seconds each. The loop lives meanwhile, as the self-check wants.
+        return await asyncio.to_thread(_load_offer, model, fleet)
 
     def _check(self) -> None:
         """Raises RuntimeError when this ingress can no longer be granted anything."""
@@ -166,6 +167,11 @@ def _load(config: AppConfig) -> Tenants:
     except (OSError, ValueError) as error:
         logger.error("The tenants cannot be read; Admission's are waited for: %s", error)
         return Tenants(tenants=[])
+
+
+def _load_offer(model: ModelConfig, fleet: Fleet) -> Offer:
+    tokenizer = load_tokenizer(model.engine.model, model.engine.revision)
+    return Offer(model.name, fleet, tokenizer, model.aliases, model.reasoning)
 
 
 class _Calls:

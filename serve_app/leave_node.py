@@ -26,14 +26,15 @@ CALL_TIMEOUT_S = 10.0
 def leave(node: str, seconds: float) -> None:
     """Returns once Serve runs nothing on the node, or so many seconds later. From `grace_s` before
     that on it no longer waits for replacements. Raises RuntimeError if Ray refuses."""
-    until = time.time() + seconds
+    until = time.monotonic() + seconds
     gcs = internal_kv.internal_kv_get_gcs_client()
     # The reason under which Ray always agrees: a node that idles may be given work meanwhile.
     reason = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION
-    agreed, why_not = gcs.drain_node(node, reason, "its pod stops", int(until * 1000))
+    deadline_ms = int((time.time() + seconds) * 1000)
+    agreed, why_not = gcs.drain_node(node, reason, "its pod stops", deadline_ms)
     if not agreed:
         raise RuntimeError(f"Ray does not drain node {node}: {why_not}")
-    while is_used(node, _details()) and time.time() < until:
+    while is_used(node, _details()) and time.monotonic() < until:
         time.sleep(LOOK_PERIOD_S)
 
 

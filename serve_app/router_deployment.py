@@ -34,7 +34,7 @@ from serve_app.metrics import AdmissionMetrics
 from serve_app.scaling_log import read_decisions
 from serve_app.scaling_signals import record_workload
 from serve_app.self_check import SelfCheck
-from serve_app.settings import TenantsSource, deployment_of, require_prices
+from serve_app.settings import Stamp, TenantsSource, deployment_of, require_prices
 from serve_app.stores import open_store
 from serve_app.tenant_states import tenant_state
 
@@ -46,6 +46,8 @@ WATCH_S = 5.0
 """Longest wait of a watch without news."""
 OFFER_S = 2.0
 """A replica that has not reported for this long no longer counts as offering slots."""
+STEP_S = 1.0
+"""A clock that differs by more than this from how it should have gone on was set."""
 ANSWER_S = 10.0
 """An ingress that has not synced for this long is dead, and its clients know."""
 
@@ -98,7 +100,8 @@ class Admission:
         self._writing = background.start(self._journal.run(), "journal")
         self._waiting: dict[str, int] = {}
         """Requests that wait for a credit, by model."""
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: Stamp | None = None
+        self._clock_offset = _clock_offset()
         self._offers: dict[str, _Offer] = {}
         """By replica."""
         self._closed = False
@@ -219,11 +222,14 @@ class Admission:
         return self._router.snapshot()
 
     async def _learn_spending(self) -> None:
-        """Of other clusters that count against the same budgets."""
-        if self._store.shared:
+        """Of other clusters that count against the same budgets; and, when the clock was set, in
+        windows that it may have come back to."""
+        offset = _clock_offset()
+        if self._store.shared or abs(offset - self._clock_offset) > STEP_S:
             accounts = self._router.accounts()
             spent = await asyncio.to_thread(self._store.spending, accounts)
             self._router.learn_spending(dict(zip(accounts, spent, strict=True)))
+            self._clock_offset = offset
 
     async def _load(self) -> None:
         """Raises OSError or ValueError on tenants that cannot be used; nothing has changed then."""
@@ -301,3 +307,8 @@ class Admission:
             del self._offers[name]
         if silent:
             self._publish()
+
+
+def _clock_offset() -> float:
+    """Changes only when somebody sets the clock."""
+    return time.time() - time.monotonic()

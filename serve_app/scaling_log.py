@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from math import inf
 from typing import Any
 
 from ray.experimental import internal_kv
@@ -57,8 +58,8 @@ class DecisionLog:
     def add(self, application: str, deployment: str, decision: Decision) -> None:
         """Logged and kept if it changes something; told again now and then if not."""
         changes = decision.replicas != decision.numbers.target or decision.is_surprised
-        now, pool = time.time(), (application, deployment)
-        if not changes and now - self._told_at.get(pool, 0.0) < QUIET_S:
+        now, pool = time.monotonic(), (application, deployment)
+        if not changes and now - self._told_at.get(pool, -inf) < QUIET_S:
             return
         self._told_at[pool] = now
         told = decision.explain()
@@ -70,7 +71,7 @@ class DecisionLog:
             json.dumps(told),
         )
         self._export(application, deployment, told)
-        _keep(application, {"at": now, "deployment": deployment} | told, changes)
+        _keep(application, {"at": time.time(), "deployment": deployment} | told, changes)
 
     def _export(self, application: str, deployment: str, told: dict[str, Any]) -> None:
         tags = {"pool_application": application, "pool": deployment}

@@ -126,6 +126,6 @@ def _fresh(context: AutoscalingContext) -> dict[ReplicaID, dict[str, float]]:
     for name, by_replica in means.items():
         for replica, value in by_replica.items():
             points = series.get(name, {}).get(replica)
-            if points and time.time() - points[-1].timestamp < STALE_S:
+            if points and abs(time.time() - points[-1].timestamp) < STALE_S:
                 found.setdefault(replica, {})[name] = float(value)
     return found

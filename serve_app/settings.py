@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,6 +37,9 @@ def redis_password() -> str | None:
     return os.environ.get("FAIRSTREAM_REDIS_PASSWORD") or None
 
 
+Stamp: TypeAlias = tuple[int, ...]
+
+
 class TenantsSource(BaseModel):
     """Where the tenants are written down: a YAML file, or right here.
 
@@ -51,13 +54,16 @@ class TenantsSource(BaseModel):
     revision: int = 0
     """Raise it when a file has changed: Serve applies a `user_config` that differs."""
 
-    def stamp(self) -> tuple[int, int] | None:
-        """Differs once the file has changed; None where there is no file."""
+    def stamp(self) -> Stamp | None:
+        """Differs once the file has changed, or is another; None where there is no file."""
         try:
-            status = os.stat(self.tenants) if isinstance(self.tenants, Path) else None
+            found = os.stat(self.tenants) if isinstance(self.tenants, Path) else None
         except OSError:
             return None
-        return (status.st_mtime_ns, status.st_size) if status is not None else None
+        if found is None:
+            return None
+        # Times and sizes can be equal by chance or on purpose; nobody can set a ctime.
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def load(self) -> Tenants:
         """Raises OSError or ValueError on tenants that cannot be read."""

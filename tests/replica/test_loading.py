@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import decoders
-from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GPT2Config,
+    PreTrainedConfig,
+)
 
+from replica.families import FAMILIES
 from replica.loading import (
     UnsupportedModel,
     _plain_decoder,
@@ -37,9 +46,9 @@ def load(model: str) -> Any:
     return load_decoder(model, None, torch.float32, CPU)
 
 
-def edit(folder: str, **changes: Any) -> str:
+def edit(folder: str, file: str = "config.json", **changes: Any) -> str:
     """Change fields of a saved configuration."""
-    path = Path(folder) / "config.json"
+    path = Path(folder) / file
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return folder
 
@@ -76,6 +85,34 @@ def test_eos_ids_come_from_all_three_places(tiny: str) -> None:
 def test_a_generation_configuration_is_optional(tiny: str) -> None:
     (Path(tiny) / "generation_config.json").unlink()
     assert load_spec(tiny).eos_token_ids == (EOS_ID,)
+
+
+@pytest.mark.parametrize(
+    ("written", "where"),
+    [
+        ([EOS_ID, 100000], "config.json"),
+        ([VOCAB_SIZE, EOS_ID, -1], "generation_config.json"),
+        ([EOS_ID, True, "</s>", None, 2.0, [EOS_ID]], "generation_config.json"),
+        (10**30, "generation_config.json"),
+    ],
+)
+def test_ends_of_text_beyond_the_vocabulary_are_dropped_with_a_warning(
+    tiny: str, written: Any, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit(tiny, where, eos_token_id=written)
+    assert load_spec(tiny).eos_token_ids == (EOS_ID,)
+    [record] = caplog.records
+    assert f"vocabulary, which has {VOCAB_SIZE} tokens" in record.message
+
+
+def test_a_tokenizer_s_end_of_text_beyond_the_vocabulary_is_dropped(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, vocab_size=EOS_ID, eos_token_id=7)
+    assert load_spec(folder).eos_token_ids == (7,)
+
+
+def test_as_many_ends_of_text_as_requests_leave_room_for(tiny: str) -> None:
+    assert len(load_spec(edit(tiny, eos_token_id=list(range(15)))).eos_token_ids) == 16
+    assert "17 end-of-sequence ids" in refusal(edit(tiny, eos_token_id=list(range(16))))
 
 
 def test_weights_are_converted_to_the_type_asked_for(tiny: str) -> None:
@@ -156,12 +193,62 @@ def test_a_hub_id_is_found_in_the_cache_of_downloads(tmp_path: Path) -> None:
             "only a part of each head",
         ),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'gptq'"),
+        ({"partial_rotary_factor": 0.5}, "only a part of each head"),
+        ({"attention_multiplier": 0.0078}, "attention_multiplier (0.0078)"),
+        ({"logits_scaling": 8.0}, "logits_scaling"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "quantization"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"is_causal": False}, "is_causal"),
+        ({"sliding_window": 64}, "over 64 tokens"),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "'linear_attention'"),
+        ({"rope_scaling": {"type": "linear"}, "rope_parameters": None}, ""),
+        ({"rope_scaling": {"type": "su", "factor": 4.0}, "rope_parameters": None}, ""),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8]}},
+            "'mrope_section'",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+            "",
+        ),
+        ({"num_attention_heads": 0}, ""),
+        ({"hidden_size": "many"}, ""),
+        ({"num_key_value_heads": 3}, "3"),
+        ({"head_dim": 1}, "size 1"),
+        ({"head_dim": 15}, "15"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
     ],
 )
 def test_options_that_change_the_arithmetic_are_refused(
     tiny: str, changes: dict[str, Any], reason: str
 ) -> None:
     assert reason in refusal(edit(tiny, **changes))
+
+
+HANDLED = {
+    "attention_bias", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
+    "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias",
+    "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps",
+    "rope_parameters", "sliding_window", "tie_word_embeddings", "use_sliding_window", "vocab_size",
+}  # fmt: skip
+OF_TRAINING = {"attention_dropout", "initializer_range", "pretraining_tp"}
+OF_GENERATION = {"pad_token_id", "use_cache"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_has_no_option_for_a_family_that_nobody_has_looked_at(family: str) -> None:
+    """A version that adds one may compute something that we do not."""
+    known = set(PreTrainedConfig().to_dict()) | HANDLED | OF_TRAINING | OF_GENERATION
+    assert set(AutoConfig.for_model(family).to_dict()) <= known
+
+
+def test_options_that_change_nothing_are_passed_over(tiny: str) -> None:
+    edit(tiny, rope_interleaved=False, logits_scaling=1.0, attn_logit_softcapping=None)
+    edit(tiny, pretraining_tp=4, attention_dropout=0.1, unsloth_fixed=True, hidden_act="swish")
+    assert load(tiny)
 
 
 def test_a_sliding_window_is_refused_if_it_can_be_outgrown(tmp_path: Path) -> None:
@@ -195,13 +282,113 @@ def change_weights(folder: str, **changes: torch.Tensor | None) -> str:
 def test_weights_that_are_missing_extra_or_misshapen_are_refused(tiny: str) -> None:
     name = "model.layers.1.mlp.down_proj.weight"
     original = load_file(Path(tiny) / "model.safetensors")[name]
-    assert f"1 weights are missing, such as '{name}'" in refusal(
+    assert f"1 weights are missing in '{tiny}', such as '{name}'" in refusal(
         change_weights(tiny, **{name: None})
     )
     wrong = original[:, :-1].contiguous()
     assert "[64, 95]" in refusal(change_weights(tiny, **{name: wrong}))
     extra = {name: original, "model.layers.1.self_attn.q_proj.bias": torch.zeros(64)}
     assert "'model.layers.1.self_attn.q_proj.bias'" in refusal(change_weights(tiny, **extra))
+
+
+def cut(path: Path, share: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+LFS_POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123456\n"
+BREAKS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "a pointer": ("model.safetensors", lambda path: path.write_text(LFS_POINTER)),
+    "nothing": ("model.safetensors", lambda path: path.write_bytes(b"")),
+    "a header that is cut": ("model.safetensors", lambda path: cut(path, 0.0001)),
+    "values that are cut": ("model.safetensors", lambda path: cut(path, 0.9)),
+    "something else": ("model.safetensors", lambda path: path.write_text("text" * 100)),
+    "a configuration's pointer": ("config.json", lambda path: path.write_text(LFS_POINTER)),
+    "a cut configuration": ("config.json", lambda path: cut(path, 0.5)),
+    "a list": ("config.json", lambda path: path.write_text("[]")),
+    "a number": ("config.json", lambda path: path.write_text("7")),
+    "other text": ("config.json", lambda path: path.write_bytes(b"\xff\xfe")),
+    "deep nesting": ("config.json", lambda path: path.write_text("[" * 100_000)),
+    "a cut tokenizer": ("tokenizer.json", lambda path: cut(path, 0.5)),
+    "a tokenizer's pointer": ("tokenizer.json", lambda path: path.write_text(LFS_POINTER)),
+    "a tokenizer's list": ("tokenizer_config.json", lambda path: path.write_text("[]")),
+    "no tokenizer": ("tokenizer.json", lambda path: path.write_text("{}")),
+    "how to generate": ("generation_config.json", lambda path: cut(path, 0.5)),
+}
+
+
+@pytest.mark.parametrize("kind", BREAKS)
+def test_a_file_that_is_broken_is_named(tiny: str, kind: str) -> None:
+    name, damage = BREAKS[kind]
+    damage(Path(tiny) / name)
+    told = refusal(tiny)
+    assert (tiny if kind == "no tokenizer" else str(Path(tiny) / name)) in told
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        ({"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}, "-00002-of"),
+        ({"weight_map": {"model.norm.weight": "../model.safetensors"}}, "'../model.safetensors'"),
+        ({"weight_map": {"model.norm.weight": 7}}, "'7'"),
+        ({"weight_map": {}}, "names no files"),
+        ({"weight_map": []}, "names no files"),
+        ({}, "names no files"),
+        ([], "no JSON object"),
+    ],
+)
+def test_an_index_of_what_is_not_there_is_named(tiny: str, index: Any, reason: str) -> None:
+    path = Path(tiny) / "model.safetensors.index.json"
+    path.write_text(json.dumps(index))
+    told = refusal(tiny)
+    assert reason in told
+    assert str(path) in told
+
+
+def test_weights_that_come_twice_are_refused(tiny: str) -> None:
+    folder = Path(tiny)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.norm.weight"
+    save_file({name: weights[name]}, folder / "other.safetensors")
+    places = dict.fromkeys(weights, "model.safetensors") | {name: "other.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    told = refusal(tiny)
+    assert f"{str(folder / 'model.safetensors')!r} and again in" in told
+    assert str(folder / "other.safetensors") in told
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"]
+)
+def test_values_that_are_not_finite_are_refused(tiny: str, name: str, value: float) -> None:
+    """One in the middle, which a look at the first would not find."""
+    path = Path(tiny) / "model.safetensors"
+    broken = load_file(path)[name]
+    broken.view(-1)[broken.numel() // 2] = value
+    told = refusal(change_weights(tiny, **{name: broken}))
+    assert f"{name!r} in {str(path)!r} holds values that are not finite" in told
+
+
+def test_values_that_the_type_cannot_hold_are_refused(tiny: str) -> None:
+    name = "model.norm.weight"
+    change_weights(tiny, **{name: torch.full((64,), 1e300, dtype=torch.float64)})
+    assert "not finite" in refusal(tiny)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int8, torch.uint8, torch.int32, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2],
+)
+def test_weights_without_their_scales_are_refused(tiny: str, dtype: torch.dtype) -> None:
+    name, path = "model.layers.0.self_attn.q_proj.weight", Path(tiny) / "model.safetensors"
+    told = refusal(change_weights(tiny, **{name: load_file(path)[name].to(dtype)}))
+    assert f"{name!r} in {str(path)!r} is of type {str(dtype).removeprefix('torch.')}" in told
+
+
+def test_a_row_does_not_stand_for_a_matrix(tiny: str) -> None:
+    assert "the shape [64]" in refusal(
+        change_weights(tiny, **{"model.layers.0.self_attn.q_proj.weight": torch.ones(64)})
+    )
 
 
 def test_what_checkpoints_hold_beside_the_weights_is_passed_over(tmp_path: Path) -> None:

@@ -60,6 +60,23 @@ async def test_answers_of_the_process_equal_the_reference(folder):
     assert not client.alive
 
 
+async def test_neither_odd_ends_of_text_nor_odd_messages_end_the_process(tmp_path):
+    """Each of them did, and the engine after it, which got the same request."""
+    folder = save_tiny(tmp_path, eos_token_id=[256, 100000])
+    client = await EngineClient.start(config(folder))
+    try:
+        assert client.ready.eos_token_ids == (256,)
+        for data in (b"", b"\xc1", b"\x91" * 100_000):
+            await client._socket.send(data)
+        client.send(submit("held", min_tokens=3, max_tokens=6))
+        client.send(submit("odd", seed=2**64 - 1, top_k=2**63, temperature=1.0))
+        found = await asyncio.wait_for(outputs_until_end(client, {"held", "odd"}), 30)
+        assert {out.request_id for out in found if out.error} == {"odd"}
+        assert sum(len(out.token_ids) for out in found if out.request_id == "held") >= 3
+    finally:
+        await client.close()
+
+
 async def test_reports_come_once_a_second_also_without_work(folder):
     client = await EngineClient.start(config(folder))
     try:

@@ -13,7 +13,6 @@ from replica.batch import Batch
 from replica.io_slot import FIRST_STOP_ID, NEUTRAL, Sizes, input_layout, packed
 from replica.rng import uniform
 from replica.sampler import Sampler, keep_most_likely
-from replica.sequence import MAX_STOP_IDS
 
 VOCAB = 50
 
@@ -223,16 +222,3 @@ def test_filters_keep_ties_and_never_everything_or_nothing():
         probabilities, torch.tensor([2, 2]), torch.tensor([0.0, 0.9]), torch.tensor([0.25, 0.0])
     )
     assert kept.tolist() == [[0.25] * 4, [1.0, 0.0, 0.0, 0.0]]
-
-
-def test_more_stop_ids_than_the_table_holds_are_refused():
-    from replica.messages import Sampling, Submit
-    from replica.sequence import Sequence
-
-    sampling = Sampling(max_tokens=1, stop_token_ids=tuple(range(MAX_STOP_IDS + 1)))
-    with pytest.raises(ValueError, match="stop tokens"):
-        Sequence.from_submit(
-            Submit(request_id="a", prompt_ids=(1,), sampling=sampling),
-            max_model_len=8,
-            eos_token_ids=(),
-        )

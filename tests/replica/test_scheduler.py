@@ -128,12 +128,6 @@ def test_the_context_end_limits_the_answer(prompt):
     assert world.reasons["a"] == "length"
 
 
-@pytest.mark.parametrize("prompt", [0, CONTEXT, CONTEXT + 1])
-def test_what_can_never_run_is_refused_with_a_sentence(prompt):
-    with pytest.raises(ValueError, match="prompt"):
-        request("a", prompt)
-
-
 def test_the_row_computed_beyond_an_unforeseen_end_is_surplus():
     world = World()
     world.add(request("a", 3, max_tokens=20))

@@ -224,3 +224,20 @@ def test_a_small_budget_is_told_as_what_it_is(budget: float, told: str) -> None:
     denial = desk_of(daily_budget=budget).hold()
     assert isinstance(denial, Denial)
     assert f"({told} dollars)" in denial.reason
+
+
+def test_a_clock_that_was_ahead_for_a_moment_pins_no_budget():
+    desk = desk_of(daily_budget=100e-6, monthly_budget=1.0)
+    assert desk.settle(desk.hold()) == 45
+    desk.clock.now += 400 * 86400
+    ahead = desk.hold()
+    assert ahead.windows == ("1971-02-05", "1971-02")
+    desk.clock.now -= 400 * 86400
+    desk.settle(ahead)
+    assert desk.quota.spent() == {"1970-01-01": 45, "1970-01": 45}
+    assert desk.settle(desk.hold()) == 45
+    denial = desk.hold(prompt=11)
+    assert denial.kind is RefusalKind.BUDGET
+    assert denial.retry_after_s <= 86400
+    desk.clock.now += 86400
+    assert isinstance(desk.hold(), Hold)

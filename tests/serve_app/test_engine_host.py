@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from replica.config import EngineConfig
@@ -77,6 +78,20 @@ async def test_a_submit_that_its_abort_overtook_does_not_reach_the_engine(
     host.abort("x", [("r", 0)])
     host.submit("x", [encode(submit())])
     assert engine.commands == []
+
+
+async def test_a_submit_that_cannot_be_read_is_refused_and_the_others_are_not(
+    host: EngineHost, engine: ScriptedEngine
+) -> None:
+    """They come together, from an ingress of another version, say."""
+    odd = msgspec.msgpack.encode({"type": "submit", "request_id": "odd", "prompt_ids": "text"})
+    host.submit("x", [b"\xc1", encode(Abort(request_id="r")), odd, encode(submit())])
+    assert engine.commands == [submit()]
+    found = await outputs(host, "x", {("r", 0): 0, ("odd", 0): 0})
+    [refused] = [output for output in found if output.request_id == "odd"]
+    assert refused.finish_reason == "error"
+    assert "prompt_ids" in refused.error
+    assert tuple(t for o in found if o.request_id == "r" for t in o.token_ids) == tokens("r", 5)
 
 
 async def test_a_sequence_that_has_ended_is_not_aborted(

@@ -122,3 +122,28 @@ async def test_spending_outlives_a_budget_that_was_away(tmp_path: Path) -> None:
     [state] = await admission.tenant_states()
     assert state["spent"] == {window: 30e-6}
     admission.stop()
+
+
+async def test_spending_is_looked_up_again_once_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that starts with a clock that is ahead does not know what was spent today."""
+    now = time.time()
+    acme = Tenant(id="acme", daily_budget=1.0)
+    [window] = windows_of(acme, now)
+    store = SqliteStore(tmp_path / "usage.db")
+    store.book(journal(entry("x", "acme", windows=(window,))), now)
+    store.close()
+    ahead_s = 400 * 86400.0
+    monkeypatch.setattr(time, "time", lambda: now + ahead_s)
+    admission = AdmissionAlone(FairPolicy(), {"m": Prices(output=1.0)}, tmp_path / "usage.db")
+    await admission.report(report("r", "m"))
+    await admission.reconfigure({"tenants": [acme.model_dump()]})
+    admission._router._accounts.quotas["acme"]._wall = time.time  # bound before it was replaced
+    [state] = await admission.tenant_states()
+    assert list(state["spent"].values()) == [0]
+    ahead_s = 0.0
+    await admission._journal.flush()
+    [state] = await admission.tenant_states()
+    assert state["spent"] == {window: 30e-6}
+    admission.stop()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +214,21 @@ def test_a_file_of_tenants_has_another_stamp_once_it_has_changed(tmp_path: Path)
     path.write_text("tenants: [] # changed")
     assert source.stamp() != before
     assert TenantsSource(tenants=[]).stamp() is None
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["rewritten", "another file"])
+def test_neither_size_nor_time_hides_that_a_file_of_tenants_has_changed(
+    tmp_path: Path, in_place: bool
+) -> None:
+    """A revoked key that stays valid: copies keep their times, and all digests are as long."""
+    path, other = tmp_path / "tenants.yaml", tmp_path / "other.yaml"
+    path.write_text("tenants: [{id: a}]")
+    source = TenantsSource(tenants=path)
+    before, status = source.stamp(), path.stat()
+    written = path if in_place else other
+    written.write_text("tenants: [{id: b}]")
+    os.utime(written, ns=(status.st_atime_ns, status.st_mtime_ns))
+    written.replace(path)
+    after = path.stat()
+    assert (after.st_size, after.st_mtime_ns) == (status.st_size, status.st_mtime_ns)
+    assert source.stamp() != before

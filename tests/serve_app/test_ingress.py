@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+from fastapi import FastAPI
+
+from serve_app import ingress
+from serve_app.ingress import Ingress
+from serve_app.settings import AppConfig
+from tests.models import byte_tokenizer
+
+LOAD_S = 0.4
+
+
+def built(names: list[str]) -> Any:
+    """What Serve builds the application of, once its constructor is over."""
+    models = [{"name": name, "engine": {"model": f"some/{name}"}} for name in names]
+    config = AppConfig.model_validate({"models": models, "tenants": []})
+    parts = SimpleNamespace(
+        _config=config,
+        _client=MagicMock(),
+        _streams=dict.fromkeys(names, MagicMock()),
+        _departure=MagicMock(),
+        _find_tenant=lambda key: None,
+    )
+    for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):
+        setattr(parts, method, getattr(Ingress, method).__get__(parts))
+    return parts
+
+
+async def test_the_loop_lives_while_tokenizers_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the self-check of an ingress with many models takes the load for a hang."""
+    tokenizer = byte_tokenizer()
+    loaded: list[str] = []
+
+    def load(model: str, revision: str | None) -> Any:
+        time.sleep(LOAD_S)
+        loaded.append(model)
+        return tokenizer
+
+    monkeypatch.setattr(ingress, "load_tokenizer", load)
+    building = asyncio.ensure_future(built(["a", "b", "c"]).__serve_build_asgi_app__())
+    longest, began = 0.0, time.perf_counter()
+    while len(loaded) < 3:
+        longest, began = max(longest, time.perf_counter() - began), time.perf_counter()
+        await asyncio.sleep(0.01)
+    assert isinstance(await building, FastAPI)
+    assert loaded == ["some/a", "some/b", "some/c"]
+    assert longest < LOAD_S / 2
+
+
+async def test_a_tokenizer_that_cannot_be_loaded_ends_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(model: str, revision: str | None) -> Any:
+        raise ValueError(f"No tokenizer for {model!r}.")
+
+    monkeypatch.setattr(ingress, "load_tokenizer", load)
+    with pytest.raises(ValueError, match="No tokenizer for 'some/a'"):
+        await built(["a"]).__serve_build_asgi_app__()
