@@ -219,6 +219,8 @@ class Engine:
             return
         self.idle.work_arrived(time.perf_counter_ns())
         self.scheduler.add(sequence)
+        if key not in self.scheduler:  # complete already: its end is told with the next report
+            self._remember(key)
 
     def _sequence(self, submit: Submit | Malformed) -> Sequence:
         """Raises ValueError if it can never run."""

@@ -5,7 +5,6 @@ does that on the way. Arithmetic is float32 whatever the type of the tensors.
 Annotations are evaluated here: Triton finds its compile-time constants by them.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

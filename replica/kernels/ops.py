@@ -15,8 +15,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from replica.kernels import elementwise
 from replica.kernels.dependent import launches_early
-from replica.kernels.skinny import MAX_TOKENS, Plan, product, tile_tokens
 from replica.kernels.room import rounded, with_room
+from replica.kernels.skinny import MAX_TOKENS, Plan, product, tile_tokens
 from replica.linear import Linear
 from replica.rotary import Rotation, angles
 

@@ -317,3 +317,13 @@ def test_a_long_prompt_holds_no_step_up_by_default():
             sizes.append(batch.num_tokens)
     assert max(sizes) == 25
     engine.close()
+
+
+@BOTH
+def test_what_is_complete_when_it_comes_ends_once_however_often_it_comes(bench, overlap):
+    engine = bench(overlap=overlap)
+    whole = submit("whole", max_tokens=2, prior_output_ids=(9, 9))
+    engine.run(whole, whole, submit("other"), whole)
+    assert engine.endings() == {"whole": "length", "other": "length"}
+    engine.run(whole)
+    assert len([output for output in engine.reported if output.request_id == "whole"]) == 1
