@@ -21,7 +21,7 @@ from serve_app.token_texts import TokenTexts
 
 class Offer:
     """One model. Raises ValueError for a tokenizer whose decoding cannot be followed token by
-    token."""
+    token, or whose chat template cannot be used."""
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class Offer:
         self.name, self.names = name, (name, *aliases)
         self.backend, self.reasoning = backend, reasoning
         self.encoder = PromptEncoder(tokenizer)
-        self.new_detokenizer = detokenizers(tokenizer.backend_tokenizer)
+        marks = [token for _, token in self.encoder.call_form.special]
+        self.new_detokenizer = detokenizers(tokenizer.backend_tokenizer, marks)
         self.token_texts = TokenTexts(tokenizer.backend_tokenizer)
 
     async def model(self, tenant: Tenant) -> ServedModel:

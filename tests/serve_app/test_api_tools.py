@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.tool_calls import written
+from serve_app.call_forms import HERMES
 from tests.serve_app.asking import CHAT, chat, refused
 from tests.serve_app.text import TextBackend
 
@@ -87,7 +87,7 @@ def test_arguments_in_history_are_whatever_a_model_wrote(
     reply = http.post(CHAT, json=chat(messages=turns, max_tokens=1))
     assert reply.status_code == 200, reply.text
     prompt = bytes(backend.generations[0].prompt_ids).decode()
-    assert prompt == "hot?" + written("f", shown) + "20 degrees"
+    assert prompt == "hot?" + HERMES.written("f", shown) + "20 degrees"
 
 
 def test_a_fault_of_a_call_is_told_alone(http: httpx.Client) -> None:
