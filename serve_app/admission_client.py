@@ -199,6 +199,11 @@ class AdmissionClient:
             lease.cached = cached
         lease.gpu_s = lease.earlier_gpu_s + gpu_s
 
+    def trim(self, request_id: str, tokens: int) -> None:
+        """No more of its output counts than this: what has come beyond is nobody's."""
+        if (lease := self._leases.get(request_id)) is not None:
+            lease.produced = min(lease.produced, tokens)
+
     def stopping(self, request_id: str) -> None:
         """Its engine is told to stop it, and will say once more what it took."""
         if (lease := self._leases.get(request_id)) is not None:

@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from starlette.middleware import Middleware
 
 from serve_app import errors
 from serve_app.answers import Answer
@@ -21,6 +22,7 @@ from serve_app.auth import BearerAuth, FindTenant
 from serve_app.backend import Generation, ServedModel, Unavailable
 from serve_app.body import read_body
 from serve_app.choices import Choice
+from serve_app.cors import cross_origin
 from serve_app.deadline import TimeLimit, within
 from serve_app.edge import Edge
 from serve_app.errors import invalid
@@ -52,9 +54,14 @@ JSON = "application/json"
 
 
 def create_app(
-    offers: Iterable[Offer], find_tenant: FindTenant, limits: Limits, tag_requests: bool = True
+    offers: Iterable[Offer],
+    find_tenant: FindTenant,
+    limits: Limits,
+    tag_requests: bool = True,
+    layers: Sequence[Middleware] = (),
 ) -> FastAPI:
-    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it."""
+    """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it. layers:
+    around all that, from the inside out."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     api = Api(Offers(offers), limits)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
@@ -72,6 +79,8 @@ def create_app(
     errors.install(app)
     app.add_middleware(BearerAuth, find_tenant=find_tenant)
     app.add_middleware(Edge, tag=tag_requests)
+    for layer in (*layers, *cross_origin(limits.cors_origins)):
+        app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
     return app
 
 
@@ -126,7 +135,7 @@ class Api:
             ids = await offer.encoder.text(
                 body.prompt or "",
                 model.max_model_len,
-                add_special_tokens=body.add_special_tokens,
+                add_special_tokens=body.add_special_tokens is not False,
             )
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.max_model_len})
 

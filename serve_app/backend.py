@@ -105,6 +105,11 @@ class EngineFailure(Exception):
 class Enough(Exception):
     """Thrown into a generation whose consumer needs no more tokens: a stop string matched."""
 
+    def __init__(self, tokens: int | None = None) -> None:
+        """tokens: how many of the sequence count; by default, all that were told."""
+        super().__init__()
+        self.tokens = tokens
+
 
 class Backend(Protocol):
     """Generates tokens for sequences that were checked already."""
@@ -126,7 +131,8 @@ class Backend(Protocol):
         slow reader costs less, not more. It ends in exactly one of these ways:
 
         - exhausted after the finish reason: succeeded;
-        - `Enough` thrown in: aborted, and counted as succeeded. `Enough` comes out again;
+        - `Enough` thrown in: aborted, and counted as succeeded, with as many tokens as it says.
+          `Enough` comes out again;
         - closed or cancelled before the finish reason: aborted, counted as cancelled;
         - raises Unavailable or Refused before the first delta, EngineFailure or ShuttingDown at
           any time.

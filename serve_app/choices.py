@@ -49,7 +49,7 @@ class Choice:
         self.index = index
         self.generation = generation
         self.completion_tokens = 0
-        """Every token sampled, stop tokens included."""
+        """Tokens up to the one that ended it, stop tokens included."""
         self.cached_tokens = 0
         self._text = text
         self._silent = silent
@@ -65,7 +65,7 @@ class Choice:
             async for delta in deltas:
                 piece = self._read(delta)
                 if piece.ending is not None:
-                    await _settle(deltas, delta)
+                    await self._settle(deltas)
                     yield piece
                     return
                 if piece.text or piece.tokens or not begun:
@@ -78,19 +78,18 @@ class Choice:
         if self._silent:
             ending: Ending | None = "length" if delta.finish_reason else None
             return Piece(self.index, "", ending, (), delta.prompt_logprobs)
-        self.completion_tokens += len(delta.token_ids)
         text, ending = self._text.read(delta.token_ids, delta.finish_reason, delta.logprobs)
+        self.completion_tokens = self._text.tokens
         tokens = self._text.take_tokens()
         return Piece(self.index, text, ending, tokens, delta.prompt_logprobs)
 
-
-async def _settle(deltas: AsyncGenerator[Delta, None], last: Delta) -> None:
-    """Let the backend end the sequence: by itself, or because a stop string cut it."""
-    if last.finish_reason is None:
-        with suppress(Enough, StopAsyncIteration):
-            await deltas.athrow(Enough())
-    else:
-        await anext(deltas, None)
+    async def _settle(self, deltas: AsyncGenerator[Delta, None]) -> None:
+        """Let the backend end the sequence: by itself, or because a stop string cut it."""
+        if self._text.is_cut:
+            with suppress(Enough, StopAsyncIteration):
+                await deltas.athrow(Enough(self.completion_tokens))
+        else:
+            await anext(deltas, None)
 
 
 async def follow_all(

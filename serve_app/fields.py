@@ -136,7 +136,7 @@ def as_response_format(value: object) -> Mapping[str, Any] | None:
     match value:
         case None | {"type": "text"}:
             return None
-        case {"type": "json_object", "schema": _}:
+        case {"type": "json_object", "schema": schema} if schema is not None:
             raise fault("a schema needs the type json_schema")
         case {"type": "json_object"}:
             return {"type": "object"}

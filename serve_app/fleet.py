@@ -14,7 +14,7 @@ from dataclasses import replace
 import anyio
 from msgspec import structs
 
-from replica.messages import Output, Sampling, Submit
+from replica.messages import FinishReason, Output, Sampling, Submit
 from router.messages import Outcome, RequestInfo
 from serve_app.admission_client import AdmissionClient
 from serve_app.backend import (
@@ -111,8 +111,10 @@ class Fleet:
                 async for delta in deltas:
                     yield delta
             outcome = Outcome.SUCCEEDED
-        except Enough:
+        except Enough as enough:
             outcome = Outcome.SUCCEEDED
+            if enough.tokens is not None:
+                self._admission.trim(generation.request_id, enough.tokens)
             raise
         except Exception:
             outcome = Outcome.FAILED
@@ -170,7 +172,11 @@ class Fleet:
                 cached = 0 if told else min(output.cached_tokens, len(generation.prompt_ids))
                 produced = len(output_ids)
                 self._admission.progress(request.request_id, produced, cached, output.gpu_s)
-                yield _delta(output, cached)
+                is_lost = output.finish_reason in ("abort", "error")
+                if output.token_ids or not is_lost:  # the text may have ended before
+                    yield _delta(output, cached, None if is_lost else output.finish_reason)
+                if is_lost:
+                    raise EngineFailure(output.error or "the engine aborted the sequence")
 
 
 def _paid_for(sampling: Sampling, max_tokens: int) -> Sampling:
@@ -179,14 +185,5 @@ def _paid_for(sampling: Sampling, max_tokens: int) -> Sampling:
     return structs.replace(sampling, max_tokens=max_tokens, min_tokens=least)
 
 
-def _delta(output: Output, cached_tokens: int) -> Delta:
-    """Raises EngineFailure for a sequence that the engine gave up by itself."""
-    if output.finish_reason in ("abort", "error"):
-        raise EngineFailure(output.error or "the engine aborted the sequence")
-    return Delta(
-        output.token_ids,
-        output.finish_reason,
-        cached_tokens,
-        output.logprobs,
-        output.prompt_logprobs,
-    )
+def _delta(output: Output, cached_tokens: int, ending: FinishReason | None) -> Delta:
+    return Delta(output.token_ids, ending, cached_tokens, output.logprobs, output.prompt_logprobs)

@@ -16,6 +16,7 @@ import msgspec
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.middleware import Middleware
 
 from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
@@ -80,17 +81,6 @@ class Ingress:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""
         app = self._build_api()
-        app.add_middleware(Disconnects)
-        app.add_middleware(RateHeaders, limits_of=self._client.rate_limits)
-        if self._config.admin_keys:
-            app.add_middleware(
-                AdminApi,
-                is_admin=self._config.is_admin,
-                tenants=self._admission.tenant_states.remote,
-                usage=self._admission.usage.remote,
-                scaling=self._admission.scaling.remote,
-            )
-        app.add_middleware(TurnAway, departure=self._departure)
         # What is here now stays. To look through it again holds up every stream for 0.1 s.
         gc.collect()
         gc.freeze()
@@ -98,8 +88,24 @@ class Ingress:
 
     def _build_api(self) -> FastAPI:
         """Serve's proxy adds X-Request-ID."""
-        offers = map(self._offer, self._config.served)
-        return create_app(offers, self._find_tenant, self._config.api, tag_requests=False)
+        offers, find = map(self._offer, self._config.served), self._find_tenant
+        return create_app(offers, find, self._config.api, tag_requests=False, layers=self._layers())
+
+    def _layers(self) -> list[Middleware]:
+        layers = [
+            Middleware(Disconnects),
+            Middleware(RateHeaders, limits_of=self._client.rate_limits),
+        ]
+        if self._config.admin_keys:
+            admin = Middleware(
+                AdminApi,
+                is_admin=self._config.is_admin,
+                tenants=self._admission.tenant_states.remote,
+                usage=self._admission.usage.remote,
+                scaling=self._admission.scaling.remote,
+            )
+            layers.append(admin)
+        return [*layers, Middleware(TurnAway, departure=self._departure)]
 
     def _offer(self, model: ModelConfig) -> Offer:
         streams = self._streams[model.name]

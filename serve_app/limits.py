@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\sA-Z]+)$")]
+"""As browsers write one: a scheme and a host, maybe a port, and nothing behind it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +33,9 @@ class Limits:
     max_chunk_delay_ms: int = 150
     """With many streams, text waits up to this long to be sent in fewer, larger chunks; 0 sends
     each token at once (`serve_app.pacing`)."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Origins of web pages that may call the API from a browser, such as https://app.example.com;
+    "*" is any. None by default."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.default_temperature <= 2:
@@ -36,5 +44,5 @@ class Limits:
             )
         for name, value in asdict(self).items():
             least = 0 if name in ("default_temperature", "max_chunk_delay_ms") else 1
-            if value < least:
+            if isinstance(value, (int, float)) and value < least:
                 raise ValueError(f"api.{name} must be at least {least}, not {value}")

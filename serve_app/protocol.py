@@ -85,7 +85,8 @@ class GenerationRequest(Fields):
     """True by default."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Any = None
+    """Without effect."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """Among what waits of the same tenant, the least goes first."""
 
@@ -277,8 +278,8 @@ class TokenizeRequest(Fields):
     model: str | None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
-    """Those that the model expects around a plain text."""
+    add_special_tokens: bool | None = None
+    """True by default: those that the model expects around a plain text."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:

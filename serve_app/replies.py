@@ -16,6 +16,17 @@ from serve_app.choices import Choice, Piece, joined
 from serve_app.shapes import Shape
 
 _encode = msgspec.json.Encoder().encode
+SEPARATORS = ("\u0085", "\u2028", "\u2029")
+"""Line breaks to Unicode and not to JSON: many clients split a stream there."""
+_ESCAPES = tuple((each.encode(), f"\\u{ord(each):04x}".encode()) for each in SEPARATORS)
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON that no reader of lines takes for several."""
+    for raw, escaped in _ESCAPES:
+        data = data.replace(raw, escaped)
+    return data
+
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -32,7 +43,7 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     """Each prompt once, however many choices it has."""
     completion_tokens: int
-    """Every token sampled, stop tokens included."""
+    """Of all choices that were generated, each up to the token that ended it, which counts."""
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
@@ -72,7 +83,7 @@ class EventWriter:
     def __init__(self, head: dict[str, object], shape: Shape, include_usage: bool) -> None:
         self._shape = shape
         self._include_usage = include_usage
-        self._begin = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self._begin = b"data: " + one_line(_encode(head))[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
         self._opened: set[int] = set()
 
@@ -88,7 +99,7 @@ class EventWriter:
         return self._event(self._shape.opening(piece)) + events
 
     def _event(self, choice: msgspec.Struct | None) -> bytes:
-        return b"" if choice is None else self._begin + _encode(choice) + self._end
+        return b"" if choice is None else self._begin + one_line(_encode(choice)) + self._end
 
     def closing(self, usage: Usage) -> bytes:
         """The end of the stream: usage where it was asked for, then [DONE]."""
@@ -116,4 +127,4 @@ def usage(choices: Sequence[Choice], prompts: int) -> Usage:
 
 def error_event(body: bytes) -> bytes:
     """An error after the stream has begun; `body` is that of the error's own answer."""
-    return b"data: " + body + b"\n\n"
+    return b"data: " + one_line(body) + b"\n\n"

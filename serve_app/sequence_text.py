@@ -39,6 +39,9 @@ class SequenceText:
         """Tokens to come that no stop string may take from."""
         self._waiting: list[ToldToken] = []
         """Tokens whose text is not certain yet, if they are to be told."""
+        self.tokens = 0
+        """Read so far: those that ended the sequence or completed a stop string included, and
+        nothing behind, however much of it had come already."""
         self._read_chars = self._shown_chars = 0
         self._complete = False
         """All text is out, and no stop string has cut it."""
@@ -56,20 +59,19 @@ class SequenceText:
         """
         if reason is not None and reason not in ("stop", "length"):
             raise EngineFailure(f"the sequence ended by {reason}")
-        if reason == "stop" and not self._include_stop:
-            token_ids = token_ids[:-1]
-        read = len(token_ids)
-        spared = ""
-        if self._spared:
-            spared = self._push(token_ids[: self._spared], logprobs)
-            token_ids, logprobs = token_ids[self._spared :], logprobs[self._spared :]
-            self._spared = max(0, self._spared - read)
-        text = self._push(token_ids, logprobs)
-        if reason is not None:
-            text += self._detokenizer.finish()
-        text, ending = self._cut(text, reason)
-        self._shown_chars += len(spared) + len(text)
-        return spared + text, ending
+        shown = len(token_ids) - (reason == "stop" and not self._include_stop)
+        text = self._until_cut(token_ids[:shown], logprobs)
+        if not self.is_cut:
+            self.tokens += len(token_ids) - shown
+            text += self._finish() if reason is not None else ""
+        self._shown_chars += len(text)
+        self._complete = reason is not None and not self.is_cut
+        return text, "stop" if self.is_cut else reason
+
+    @property
+    def is_cut(self) -> bool:
+        """A stop string has ended it."""
+        return self._stops is not None and self._stops.matched
 
     def take_tokens(self) -> tuple[ToldToken, ...]:
         """Tokens whose text has come out since the last call; at the end, all that no stop string
@@ -91,12 +93,28 @@ class SequenceText:
             self._read_chars += len(pieces[-1])
         return "".join(pieces)
 
-    def _cut(self, text: str, ending: Ending | None) -> tuple[str, Ending | None]:
+    def _until_cut(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...]) -> str:
+        """One token at a time where a stop string may end it: which one that is must not depend on
+        how many come together."""
         if self._stops is None:
-            self._complete = ending is not None
-            return text, ending
+            self.tokens += len(token_ids)
+            return self._push(token_ids, logprobs)
+        pieces = []
+        for place, token in enumerate(token_ids):
+            text = self._push((token,), logprobs[place : place + 1])
+            self.tokens += 1
+            if self._spared:
+                self._spared -= 1
+            else:
+                text = self._stops.push(text)
+            pieces.append(text)
+            if self._stops.matched:
+                break
+        return "".join(pieces)
+
+    def _finish(self) -> str:
+        text = self._detokenizer.finish()
+        if self._stops is None:
+            return text
         text = self._stops.push(text)
-        if self._stops.matched:
-            return text, "stop"
-        self._complete = ending is not None
-        return (text, None) if ending is None else (text + self._stops.finish(), ending)
+        return text if self._stops.matched else text + self._stops.finish()

@@ -81,7 +81,8 @@ def test_the_version_is_told(http: httpx.Client) -> None:
         {"response_format": {"type": "text"}},
         {"guided_choice": None},
         {"stream_options": None},
-        {"user": "someone"},
+        *[{"user": value} for value in ("someone", None, 5, {})],
+        {"response_format": {"type": "json_object", "schema": None}},
         *[{"priority": value} for value in (None, 0, -1000, 1000)],
         {"metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
     ],
@@ -136,7 +137,6 @@ def test_neutral_and_extreme_values_are_served(http: httpx.Client, fields: dict[
         *[("skip_special_tokens", value) for value in (1, "true")],
         *[("stream", value) for value in (1, "true")],
         ("stream_options", []),
-        ("user", 5),
         *[("priority", value) for value in (-1001, 1001, 10**20, 1.0, True, "1", [])],
     ],
 )

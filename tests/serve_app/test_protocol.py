@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from serve_app.protocol import ChatRequest, CompletionRequest
+from serve_app.conversation import CalledFunction, Function, Message, Tool, ToolCall
+from serve_app.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
 
 TURN = {"role": "user", "content": "x"}
 
@@ -75,6 +83,39 @@ def test_only_the_first_bad_message_is_told() -> None:
     with pytest.raises(ValidationError) as caught:
         chat(messages=[{"role": "user", "content": 5}] * 1000)
     assert caught.value.error_count() == 1
+
+
+GOOD: dict[type[BaseModel], dict[str, Any]] = {
+    ChatRequest: {"model": "m", "messages": [TURN]},
+    CompletionRequest: {"model": "m", "prompt": "x"},
+    TokenizeRequest: {"model": "m", "prompt": "x"},
+    DetokenizeRequest: {"model": "m", "tokens": [1]},
+    StreamOptions: {},
+    Message: TURN,
+    ToolCall: {"function": {"name": "f", "arguments": "{}"}},
+    CalledFunction: {"name": "f"},
+    Tool: {"type": "function", "function": {"name": "f"}},
+    Function: {"name": "f"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, good in GOOD.items() for name in kind.model_fields if name not in good],
+)
+def test_null_means_the_default(kind: type[BaseModel], name: str) -> None:
+    """Of every field that may be left out."""
+    made = kind.model_validate_json(json.dumps(GOOD[kind] | {name: None}))
+    default = getattr(kind.model_validate(GOOD[kind]), name)
+    assert getattr(made, name) == default or (kind, name) == (ToolCall, "type")
+
+
+@pytest.mark.parametrize("kind", ["text", "json_object", "json_schema"])
+def test_a_schema_of_the_wrong_place_may_be_null(kind: str) -> None:
+    schema = {"type": "object", "properties": {}}
+    asked = {"type": kind, "json_schema": {"name": "x", "strict": None, "schema": schema}}
+    with_null = chat(response_format={**asked, "schema": None})
+    assert with_null.response_format == chat(response_format=asked).response_format
 
 
 def test_unknown_fields_are_those_that_nobody_defines() -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 import httpx
 import pytest
 
+from replica.messages import Output
 from router.messages import Outcome
 from router.policy import FairPolicy
+from router.tenant import Tenant
+from serve_app.mailbox import Mailbox
 from tests.router.world import Clock
 from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, key_of, metered_site, until
+from tests.serve_app.scripted_engine import STEP_GPU_S, token
+from tests.serve_app.sse import events
 
 HEADERS = [f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens")
            for what in ("limit", "remaining", "reset")]  # fmt: skip
@@ -115,6 +121,72 @@ async def test_a_restarted_admission_does_not_forgive_the_last_minute(
             count = len(site.admission.syncs)
             await until(lambda count=count: len(site.admission.syncs) > count + 1)
             error_of(await site.ask(max_tokens=20), 429, "rate_limit_exceeded")
+
+
+def until_stop(answer: str, choice: int) -> int:
+    """Tokens of a scripted answer up to the one that completes "AB": they count up."""
+    first = token(f"{answer}-{choice}", 0)
+    return (ord("B") - first) % 200 + 1 + (200 if first == ord("B") else 0)
+
+
+async def usage_of(reply: httpx.Response) -> tuple[str, dict[str, Any]]:
+    """Id and usage of an answer, streamed or not."""
+    if reply.headers["content-type"].startswith("text/event-stream"):
+        last = events(reply.text)[-2]
+        return last["id"], last["usage"]
+    return reply.json()["id"], reply.json()["usage"]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 3},
+        {"best_of": 3},
+        {"logprobs": 0},
+        {"stream": True, "stream_options": {"include_usage": True}, "n": 2},
+        {"messages": [{"role": "user", "content": "hello"}]},
+        {"include_stop_str_in_output": True},
+    ],
+    ids=str,
+)
+async def test_what_an_answer_costs_does_not_depend_on_when_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], paused: bool
+) -> None:
+    """The engine goes on behind a stop string until it is told: nobody pays for that."""
+    get = Mailbox.get
+
+    async with metered_site(a={"tokens_per_minute": 100_000, "daily_budget": 1.0}) as site:
+
+        async def get_late(mailbox: Mailbox) -> Output:
+            """When the engine has computed all that it may."""
+            await until(lambda: mailbox.offset == mailbox.submit.sampling.max_tokens)
+            return await get(mailbox)
+
+        if paused:
+            monkeypatch.setattr(Mailbox, "get", get_late)
+        path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+        body = {"prompt": "hello"} if path == "/v1/completions" else {}
+        body |= {"model": "text", "max_tokens": 250, "stop": ["AB"], **fields}
+        headers = {"Authorization": f"Bearer {key_of('a')}"}
+        reply = await site.calls.post(path, json=body, headers=headers)
+        answer, usage = await usage_of(reply)
+        choices = max(fields.get("n", 1), fields.get("best_of", 1))
+        counts = [until_stop(answer, choice) for choice in range(choices)]
+        assert usage["completion_tokens"] == sum(counts)
+        await site.settled()
+
+        booked = site.admission.router.snapshot().usage["a"]
+        assert booked.output_tokens == sum(counts)
+        assert booked.micro_dollars == site.spent() == choices * 5 + 2 * sum(counts)
+        [*entries] = site.admission.router.take_journal().entries
+        assert sorted(entry.used.output for entry in entries) == sorted(counts)
+        rates = site.client.rate_limits(Tenant(id="a", tokens_per_minute=100_000)).tokens
+        assert rates is not None
+        assert 0 <= rates.remaining - (100_000 - choices * 5 - sum(counts)) < 100_000 / 60
+        if paused:
+            assert booked.gpu_s == STEP_GPU_S * 250 * choices, "the GPU's own time is what it is"
 
 
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 30}, {"tokens_per_minute": 750}])

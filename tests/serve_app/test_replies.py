@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
+from replica.messages import TokenLogprobs
 from serve_app.choices import Piece
+from serve_app.logprobs import ToldToken
+from serve_app.reasoning import ReasoningTags
 from serve_app.replies import DONE, PromptDetails, Reply, Usage, error_event
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Telling
 from serve_app.token_texts import TokenTexts
+from serve_app.tool_calls import ToolCallReader, written
 from tests.serve_app.sse import events, texts
 from tests.serve_app.text import byte_tokenizer
 
@@ -55,6 +60,39 @@ def test_the_end_is_plain_without_usage() -> None:
 
 def test_two_replies_have_two_ids() -> None:
     assert Reply(ChatShape(SILENT), "m").id != Reply(ChatShape(SILENT), "m").id
+
+
+BREAKS = "a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1e\r\n"
+"""All that `str.splitlines` splits at."""
+
+
+@pytest.mark.parametrize("shape", [ChatShape, CompletionShape])
+def test_an_event_is_one_line_to_every_reader(shape: type[ChatShape | CompletionShape]) -> None:
+    writer = Reply(shape(SILENT), BREAKS).events(include_usage=True)
+    body = (writer.pieces([Piece(0, BREAKS, "stop")]) + writer.closing(USAGE)).decode()
+    sent = events(body)
+    assert body.splitlines() == body.split("\n")[:-1]
+    assert texts(sent) == {0: BREAKS}
+    assert {chunk["model"] for chunk in sent[:-1]} == {BREAKS}
+
+
+def test_so_are_thoughts_calls_and_log_probabilities() -> None:
+    said = f"<think>a{BREAKS}b</think>" + written(
+        "f", json.dumps({BREAKS: BREAKS}, ensure_ascii=False)
+    )
+    shape = ChatShape(Telling(TEXTS, True), new_caller=ToolCallReader, reasoning=ReasoningTags())
+    told = [ToldToken(token, 0, TokenLogprobs(-1.0, (), ())) for token in "\u2028".encode()]
+    body = Reply(shape, "m").events(False).pieces([Piece(0, said, "stop", tuple(told))]).decode()
+    assert body.splitlines() == body.split("\n")[:-1]
+    delta = events(body)[1]["choices"][0]["delta"]
+    assert delta["reasoning_content"] == f"a{BREAKS}b"
+    assert json.loads(delta["tool_calls"][0]["function"]["arguments"]) == {BREAKS: BREAKS}
+
+
+def test_so_is_an_error() -> None:
+    body = error_event(msgspec.json.encode({"error": BREAKS})).decode()
+    assert body.splitlines() == body.split("\n")[:-1]
+    assert events(body) == [{"error": BREAKS}]
 
 
 def test_an_error_event_is_its_body() -> None:

@@ -14,6 +14,7 @@ def test_texts_and_conversations_are_tokenised_as_for_an_answer(http: httpx.Clie
     expected = {"tokens": [*b"hello"], "count": 5, "max_model_len": 200}
     assert http.post("/tokenize", json=text()).json() == expected
     assert http.post("/tokenize", json=chat()).json() == expected
+    assert http.post("/tokenize", json=text(add_special_tokens=None)).json() == expected
     assert http.post("/tokenize", json=text(prompt="")).json()["tokens"] == []
     body = {"model": "text", "tokens": [*"héé".encode(), 256]}
     assert http.post("/detokenize", json=body).json() == {"prompt": "héé</s>"}
