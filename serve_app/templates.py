@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.call_forms import HERMES, CallForm, form_in
 from serve_app.conversation import Function, Message
-from serve_app.turns import TemplateProfile, Turn, described, turns_of
+from serve_app.turns import System, TemplateProfile, Turn, described, turns_of
 
 Render: TypeAlias = Callable[[Sequence[Turn], Mapping[str, Any]], str]
 
@@ -119,12 +119,21 @@ def _result(number: int, content: str) -> dict[str, Any]:
 
 
 NAME = "zqfunction"
-TOOL = Function(name=NAME, description="zqdescription", parameters={"type": "object"})
+TOOL = Function(
+    name=NAME,
+    description="zqdescription",
+    parameters={
+        "type": "object",
+        "properties": {"zqfield": {"type": "string", "description": "zqmeaning"}},
+        "required": ["zqfield"],
+    },
+)
 ARGUMENTS = [{"zqkey": "zqone"}, {"zqkey": "zqtwo"}]
 BESIDE = "zqbeside"
 CUT = '{"zqkey": "zqcut'
 
 _SYSTEM = {"role": "system", "content": "zqsystem"}
+_LATER = {"role": "system", "content": "zqlater"}
 _USER = {"role": "user", "content": "zquser"}
 _AGAIN = {"role": "user", "content": "zqagain"}
 _ANSWER = {"role": "assistant", "content": "zqanswer"}
@@ -137,10 +146,21 @@ _ONE_CALL = {"role": "assistant", "content": None, "tool_calls": _CALLS["tool_ca
 _CUT = {"role": "assistant", "content": None, "tool_calls": [_call(0, CUT)]}
 _RESULTS = (_result(0, "zqfirst"), _result(1, "zqsecond"))
 
+NAMES = {
+    "system": "what the system says",
+    "user": "what the user says",
+    "answer": "earlier answers",
+    "later": "what the system says later",
+    "again": "what the user says then",
+}
+"""What is missing, in words."""
 ALONE = _Case((_USER,), ("zquser",))
-PLAIN = _Case((_SYSTEM, _USER, _ANSWER, _AGAIN), ("zqsystem", "zquser", "zqanswer", "zqagain"))
+PLAIN = _Case(
+    (_SYSTEM, _USER, _ANSWER, _LATER, _AGAIN),
+    ("zqsystem", "zquser", "zqanswer", "zqlater", "zqagain"),
+)
 TWICE = _Case((_SYSTEM, _USER, _AGAIN), ("zqsystem", "zquser", "zqagain"))
-OFFERED = _Case((_SYSTEM, _USER), ("zqsystem", "zquser", NAME), offers=True)
+OFFERED = _Case((_SYSTEM, _USER), ("zqsystem", "zquser", NAME, "zqdescription"), offers=True)
 CALLED = _Case(
     (_SYSTEM, _USER, _CALLS, *_RESULTS),
     ("zqsystem", "zquser", BESIDE, NAME, "zqkey", "zqone", "zqtwo", "zqfirst", "zqsecond"),
@@ -186,12 +206,12 @@ def _plain(render: Render) -> TemplateProfile:
     return found
 
 
-def _system_places(render: Render) -> tuple[Any, ...]:
-    """In the order in which they are tried: a template may have put it to the last user's turn by
-    itself."""
-    text = _text(render, TemplateProfile(), PLAIN) or ""
+def _system_places(render: Render) -> tuple[System, ...]:
+    """In the order in which they are tried: a template may have put it into the last turn of the
+    user by itself."""
+    text = _text(render, TemplateProfile(system="front"), PLAIN) or ""
     late = 0 <= text.find("zquser") < text.find("zqsystem")
-    return ("turn", "last", "first") if late else ("turn", "first", "last")
+    return ("turns", "front", "last", "first") if late else ("turns", "front", "first", "last")
 
 
 def _fault(render: Render) -> str:
@@ -204,9 +224,7 @@ def _fault(render: Render) -> str:
             return f"refuses a conversation ({reason})"
         missing = [word.removeprefix("zq") for word in case.words if word not in text]
         if missing:
-            names = {"user": "what the user says", "again": "what the user says last"}
-            names |= {"answer": "earlier answers", "system": "what the system says"}
-            return "leaves out " + ", ".join(names[word] for word in missing)
+            return "leaves out " + ", ".join(NAMES[word] for word in missing)
     return "refuses or leaves out parts of a conversation"
 
 
@@ -217,7 +235,8 @@ def _tools_variable(render: Render, profile: TemplateProfile) -> str | None:
 
 def _with_calls(render: Render, profile: TemplateProfile) -> TemplateProfile | None:
     """The template writes calls and results. None if it does not, however they are put."""
-    systems = _system_places(render) if profile.system == "turn" else (profile.system,)
+    systems = _system_places(render)
+    systems = systems[systems.index(profile.system) :]
     found = next(filter(lambda one: _takes_calls(render, one), _ways(profile, systems)), None)
     if found is None:
         return None
@@ -230,7 +249,7 @@ def _with_calls(render: Render, profile: TemplateProfile) -> TemplateProfile | N
     )
 
 
-def _ways(profile: TemplateProfile, systems: Sequence[Any]) -> Iterator[TemplateProfile]:
+def _ways(profile: TemplateProfile, systems: Sequence[System]) -> Iterator[TemplateProfile]:
     """To put calls; the first ones change the least."""
     both = (False, True)
     besides: Any = ("same", "before", "dropped")

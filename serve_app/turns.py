@@ -19,6 +19,7 @@ from serve_app.call_forms import HERMES, CallForm, instructions
 from serve_app.conversation import CalledFunction, Function, Message
 
 Turn: TypeAlias = "dict[str, Any]"
+System: TypeAlias = Literal["turns", "front", "first", "last"]
 
 NINE = re.compile("[a-zA-Z0-9]{9}")
 ALPHANUMERICS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -32,8 +33,9 @@ class TemplateProfile:
 
     parts: bool = False
     """Content is a list of parts, not a text."""
-    system: Literal["turn", "first", "last"] = "turn"
-    """System messages have turns of their own, or stand in the first or last turn of the user."""
+    system: System = "turns"
+    """Where what the system says goes: in turns of its own, in one turn in front, or in the first
+    or last turn of the user."""
     alternates: bool = False
     """Two turns of one role must not follow each other: they are joined."""
     tools: str | None = None
@@ -60,7 +62,7 @@ def described(tool: Function) -> Mapping[str, Any]:
     function = {
         "name": tool.name,
         "description": tool.description or "",
-        "parameters": tool.parameters or {"type": "object", "properties": {}},
+        "parameters": {"type": "object", "properties": {}, **(tool.parameters or {})},
     }
     return {"type": "function", "function": function}
 
@@ -75,8 +77,8 @@ def turns_of(
     turns = [written for turn in turns for written in _written(turn, profile)]
     if tools and profile.tools is None:
         turns = _with_system(turns, instructions([described(tool) for tool in tools]))
-    if profile.system != "turn":
-        turns = _system_in_user(list(turns), profile.system)
+    if profile.system != "turns":
+        turns = _with_system_at(list(turns), profile.system)
     if profile.alternates:
         turns = _joined(turns)
     return [_in_parts(turn) for turn in turns] if profile.parts else list(turns)
@@ -179,7 +181,7 @@ def _nine(id_: str) -> str:
     """Nine letters or digits that stand for an id: the same ones whenever it comes."""
     if NINE.fullmatch(id_):
         return id_
-    number = int.from_bytes(hashlib.sha256(id_.encode()).digest()[:8])
+    number = int.from_bytes(hashlib.sha256(id_.encode("utf-8", "surrogatepass")).digest()[:8])
     return "".join(ALPHANUMERICS[number // 62**place % 62] for place in range(9))
 
 
@@ -196,15 +198,16 @@ def _with_system(turns: Iterable[Turn], text: str) -> Iterator[Turn]:
     yield from turns
 
 
-def _system_in_user(turns: Sequence[Turn], place: Literal["first", "last"]) -> list[Turn]:
-    """All that is told by the system, at the head of what the user says."""
+def _with_system_at(turns: Sequence[Turn], place: System) -> list[Turn]:
+    """All that the system says in one turn: of its own, or at the head of a user's."""
     texts = [turn["content"] for turn in turns if turn["role"] == "system"]
     others = [turn for turn in turns if turn["role"] != "system"]
     if not texts:
         return others
     users = [number for number, turn in enumerate(others) if turn["role"] == "user"]
-    if not users or (place == "first" and users[0] > 0):
-        return [{"role": "user", "content": GAP.join(texts)}, *others]
+    if place == "front" or not users or (place == "first" and users[0] > 0):
+        role = "system" if place == "front" else "user"
+        return [{"role": role, "content": GAP.join(texts)}, *others]
     number = users[0] if place == "first" else users[-1]
     content = GAP.join([*texts, others[number]["content"]])
     return [*others[:number], others[number] | {"content": content}, *others[number + 1 :]]
