@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from replica.vocabulary import without_absent
 from serve_app.call_forms import HERMES, CallForm
 from serve_app.conversation import Function, Message
 from serve_app.errors import invalid, too_long
@@ -52,6 +55,13 @@ class PromptEncoder:
         self._templates = templates_of(tokenizer)
         self._refusals: set[str] = set()
         """Told in the log."""
+
+    def within(self, vocab_size: int) -> PromptEncoder:
+        """One that writes no added token at or above `vocab_size`, but spells it."""
+        encoder = copy(self)
+        encoder._backend = Tokenizer.from_str(without_absent(self._backend.to_str(), vocab_size))
+        encoder._special = SpecialTokens(encoder._backend)
+        return encoder
 
     @property
     def call_form(self) -> CallForm:

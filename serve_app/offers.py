@@ -5,6 +5,7 @@ The module knows neither routes nor requests.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ class Offer:
         self.backend, self.reasoning = backend, reasoning
         self.encoder = PromptEncoder(tokenizer)
         marks = [token for _, token in self.encoder.call_form.special]
+        self._encodes_within = self.encoder.vocab_size
         self.new_detokenizer = detokenizers(tokenizer.backend_tokenizer, marks)
         self.token_texts = TokenTexts(tokenizer.backend_tokenizer)
 
@@ -43,6 +45,9 @@ class Offer:
         """As the tenant sees it: with its own context, and with the ids that have both logit and
         text. Raises Unavailable while no replica is ready."""
         model = await self.backend.model()
+        if model.vocab_size < self.encoder.vocab_size and model.vocab_size != self._encodes_within:
+            self._encodes_within = model.vocab_size
+            self.encoder = await asyncio.to_thread(self.encoder.within, model.vocab_size)
         context = min(tenant.max_context or model.max_model_len, model.max_model_len)
         vocab_size = min(model.vocab_size, self.encoder.vocab_size)
         return replace(model, max_model_len=context, vocab_size=vocab_size)
