@@ -83,7 +83,7 @@ async def _of_tools(request: ChatRequest, trial: GrammarTrial, form: CallForm) -
     # The trial has no tokens but bytes and a few special ones.
     tried = replace(form, special=tuple((text, SPECIAL) for text, _ in form.special))
     fault = await _fault("tools", make(tools, tried), trial)
-    if fault:
+    if fault and not all(tool.strict for tool in tools):
         _log_once(f"not every schema of a tool can be followed: {fault.message}")
         tools = await _loosened(tools, trial, all_of_them=fault.code == TOO_COMPLEX)
         fault = await _fault("tools", make(tools, tried), trial)
