@@ -6,6 +6,7 @@ form is llguidance's (`replica.grammars`). The module does not know how tokens a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -34,6 +35,7 @@ MAX_LOGGED = 100
 """Different reasons that the log keeps apart."""
 SEARCH_S = 1.0
 """Time to find out which tool's schema cannot be followed."""
+NO_ARGUMENTS: Schema = {"properties": {}, "additionalProperties": False}
 TOO_COMPLEX = "grammar_too_complex"
 CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 """Of ASCII, as JSON Schema's regular expressions have them; the library's are of Unicode."""
@@ -54,7 +56,7 @@ async def grammar_of(
     if isinstance(request, ChatRequest) and tools:
         return await _of_tools(request, trial, form)
     assert asked is not None
-    grammar = _of_field(*asked)
+    grammar = await asyncio.to_thread(_of_field, *asked)
     if fault := await _fault(param, grammar, trial):
         raise fault
     return grammar
@@ -73,16 +75,17 @@ async def _fault(param: str, grammar: str, trial: GrammarTrial) -> ApiError | No
 
 async def _of_tools(request: ChatRequest, trial: GrammarTrial, form: CallForm) -> str:
     """Tools that are not strict are held to as much of their schemas as can be followed."""
-    tools = [_with(tool, _arguments(tool)) for tool in request.offered_tools]
     make = partial(
         tool_grammar,
         schema=without_annotations(request.structure[1]) if request.structure else None,
         forced=request.tool_mode != "auto",
         single=request.tool_mode == "one" or request.parallel_tool_calls is False,
     )
+    # They may be megabytes until it is known that they are too large.
+    tools = await asyncio.to_thread(_without_annotations, request.offered_tools)
     # The trial has no tokens but bytes and a few special ones.
     tried = replace(form, special=tuple((text, SPECIAL) for text, _ in form.special))
-    fault = await _fault("tools", make(tools, tried), trial)
+    fault = await _fault("tools", await asyncio.to_thread(make, tools, tried), trial)
     if fault and not all(tool.strict for tool in tools):
         _log_once(f"not every schema of a tool can be followed: {fault.message}")
         tools = await _loosened(tools, trial, all_of_them=fault.code == TOO_COMPLEX)
@@ -113,10 +116,13 @@ async def _compilable(tool: Function, trial: GrammarTrial, ends: float) -> Funct
     return _with(tool, {"type": "object"})
 
 
-def _arguments(tool: Function) -> Schema:
-    """The schema of a call's arguments; a tool without one takes none."""
-    schema = tool.parameters or {"properties": {}, "additionalProperties": False}
-    return {**without_annotations(schema), "type": "object"}
+def _without_annotations(tools: list[Function]) -> list[Function]:
+    """Each has a schema of objects: a tool without one takes no arguments."""
+    schemas = [tool.parameters or NO_ARGUMENTS for tool in tools]
+    return [
+        _with(tool, {**without_annotations(schema), "type": "object"})
+        for tool, schema in zip(tools, schemas, strict=True)
+    ]
 
 
 def _with(tool: Function, schema: Schema) -> Function:
