@@ -1,8 +1,7 @@
-"""How much prompt work fits into one step.
+"""How much of a step prompt chunks may take, in tokens and in time.
 
-The cost of a prompt chunk grows with its tokens and with the context that they attend to: 256
-tokens behind 32k of context cost as much attention as thousands at the beginning. A budget
-counted in tokens alone would let a long prompt stall everybody else's decoding.
+Time, because 256 tokens behind a 32k context cost as much attention as thousands at the
+beginning. A budget counted in tokens alone would let a long prompt stall everybody else's decoding.
 """
 
 from __future__ import annotations
@@ -13,24 +12,40 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """ms = token_ms * tokens + pair_ms * (query, key) pairs. Zero costs nothing in time."""
+    """ms of a step with prompt chunks = fixed_ms + token_ms * tokens + key_ms * keys
+    + pair_ms * pairs, and floor_ms at least.
 
+    tokens: that the step computes. keys: of all rows, after the step. pairs: (query, key) pairs
+    of all rows. Each has a bound of its own in the hardware: reading the weights, products,
+    reading the KV pool, attention's arithmetic. The floor is the host's time to launch all of
+    it, which passes beside the device's. Zero costs nothing in time.
+    """
+
+    fixed_ms: float = 0.0
     token_ms: float = 0.0
+    key_ms: float = 0.0
     pair_ms: float = 0.0
+    floor_ms: float = 0.0
 
     def ms(self, start: int, count: int) -> float:
-        """Time of a chunk of `count` tokens whose first has position `start`."""
-        return self.token_ms * count + self.pair_ms * count * (start + count / 2)
+        """What a chunk of `count` tokens whose first has position `start` adds to a step."""
+        pairs = count * (start + count / 2)
+        return self.token_ms * count + self.key_ms * (start + count) + self.pair_ms * pairs
+
+    def base_ms(self, rows: int, keys: int) -> float:
+        """Of a step of `rows` decode rows, which see so many keys together."""
+        return self.fixed_ms + self.token_ms * rows + (self.key_ms + self.pair_ms) * keys
 
     def tokens_within(self, start: int, ms: float) -> int:
-        """The longest chunk from position `start` that takes at most `ms`; may be 0."""
-        linear = self.token_ms + self.pair_ms * start
+        """The longest chunk from position `start` that adds at most `ms`; may be 0."""
+        left = ms - self.key_ms * start
+        if left <= 0:
+            return 0
+        linear = self.token_ms + self.key_ms + self.pair_ms * start
         if ms == math.inf or linear + self.pair_ms == 0:
             return 2**31
-        if self.pair_ms == 0:
-            return int(ms / linear)
-        # The positive root of pair/2 * n^2 + linear * n - ms, in the form that does not cancel.
-        return int(2 * ms / (linear + math.sqrt(linear * linear + 2 * self.pair_ms * ms)))
+        # The positive root of pair/2 * n^2 + linear * n - left, in the form that does not cancel.
+        return int(2 * left / (linear + math.sqrt(linear * linear + 2 * self.pair_ms * left)))
 
 
 @dataclass(slots=True)
@@ -47,8 +62,9 @@ class Budget:
         if self.ms <= 0:
             return 0
         count = min(wanted, self.tokens, max(1, self.cost.tokens_within(start, self.ms)))
-        self.tokens -= count
-        self.ms -= self.cost.ms(start, count)
+        if count:
+            self.tokens -= count
+            self.ms -= self.cost.ms(start, count)
         return count
 
     def split_off(self, share: float) -> Budget:

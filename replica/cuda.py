@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import triton
 
 from replica.stream import Stream, StreamFailure, Work
 
@@ -133,6 +134,9 @@ class CudaDevice:
         self._streams: dict[str, CudaStream] = {}
         # Uploads are short and wait for nothing: that stream is idle nearly always.
         self._clock = CudaClock(self.stream("h2d"))
+        self._compiled = 0
+        self._other_hook = triton.knobs.runtime.jit_post_compile_hook
+        triton.knobs.runtime.jit_post_compile_hook = self._count_compiled
 
     def stream(self, name: str) -> CudaStream:
         if name not in self._streams:
@@ -151,6 +155,18 @@ class CudaDevice:
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.memory)
+
+    def give_back(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def num_compiled(self) -> int:
+        return self._compiled
+
+    def _count_compiled(self, **about: Any) -> Any:
+        """Triton's hook: a kernel was compiled, or taken from the cache on disk."""
+        self._compiled += 1
+        return self._other_hook(**about) if self._other_hook is not None else None
 
     def free_bytes(self) -> int:
         """Memory that no process has taken from the device."""

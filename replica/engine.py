@@ -13,8 +13,8 @@ from typing import Protocol
 
 from replica.batch import Batch, StepOutput
 from replica.block_manager import BlockManager
-from replica.budget import CostModel
 from replica.config import EngineConfig
+from replica.cost_fit import CostFit
 from replica.graph_pool import Graphs
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
@@ -56,7 +56,7 @@ class Engine:
         *,
         max_model_len: int,
         eos_token_ids: tuple[int, ...] = (),
-        cost: CostModel | None = None,
+        fit: CostFit | None = None,
         device: Device | None = None,
         graphs: Graphs | None = None,
         grammars: MakesConstraints | None = None,
@@ -83,7 +83,6 @@ class Engine:
             BlockManager(config.num_blocks, config.block_size, prefix_cache=config.prefix_cache),
             max_step_tokens=config.max_step_tokens,
             step_budget_ms=config.step_budget_ms,
-            cost=cost,
         )
         sizes = Sizes(
             max_rows=config.max_rows,
@@ -95,21 +94,35 @@ class Engine:
         )
         self.pipeline = Pipeline(runner, self.rows, sizes, device, on_idle, graphs)
         self.masks = MaskBuilder(self.rows)
-        self.idle = IdleMeter(time.perf_counter_ns())
-        self.watchdog = Watchdog(self.stats)
-        self.advance = self.step if config.overlap else self.step_synchronously
+        self.watchdog = Watchdog()
+        # Not a bound method: an engine that refers to itself keeps its device memory until some
+        # garbage collection.
+        self._step = Engine.step if config.overlap else Engine.step_synchronously
         self._over: OrderedDict[Key, None] = OrderedDict()
         self._refused: list[Output] = []
         self._surplus_ns = 0.0
         self._stopping = False
+        self._fit = fit
+        self.start_over()
 
     def run(self) -> None:
         """Until a Stop was received and what it left to do is done. Raises EngineStalled."""
         while not (self._stopping and not self.busy):
             self.advance()
             waits = bool(self.rows.unready.any())  # for a compiler, which the front end has timed
-            self.watchdog.check(self.scheduler.num_steps, busy=self.busy and not waits)
+            self.watchdog.check(self.scheduler.num_steps, self.stats, busy=self.busy and not waits)
         self.pipeline.close()
+
+    def start_over(self) -> None:
+        """Measure from now on: what came before was the start."""
+        self.idle = IdleMeter(time.perf_counter_ns())
+        self._compiled_at_start = self._device.num_compiled()
+        if self._fit is not None:
+            self.scheduler.cost = self._fit.model
+
+    def advance(self) -> None:
+        """One turn of the loop, of the kind that the configuration asks for."""
+        self._step(self)
 
     @property
     def busy(self) -> bool:
@@ -160,6 +173,9 @@ class Engine:
         """Account for a step's time while its rows are as it left them."""
         busy_ns = sum(self.idle.computed(*interval) for interval in self.pipeline.timing(batch))
         self._surplus_ns += share_out(self.rows, batch, self.pipeline.padding(batch), busy_ns)
+        if self._fit is not None and not batch.decodes_only:
+            self._fit.observe(batch, busy_ns / 1e6)
+            self.scheduler.cost = self._fit.model
 
     # Commands
 
@@ -272,4 +288,5 @@ class Engine:
             padding_rows=graphs["padding"],
             kv_slots=int(self.rows.num_blocks.sum()) * self.rows.block_size,
             kv_tokens=int(self.rows.scheduled.sum()),
+            compiled=self._device.num_compiled() - self._compiled_at_start,
         )

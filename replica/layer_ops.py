@@ -17,6 +17,10 @@ from replica.rotary import Rotation, angles
 
 
 class LayerOps(Protocol):
+    def for_chunks(self) -> LayerOps:
+        """The same arithmetic for steps that are launched piece by piece, which on a GPU takes the
+        host longer than the device."""
+
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
         """positions: int64 [T]. frequencies: float32 [head_dim / 2], radians per position."""
 
@@ -38,6 +42,9 @@ class TorchOps:
 
     def pack(self, layer: Linear) -> None:
         """Lay the weight out as this class likes it best."""
+
+    def for_chunks(self) -> LayerOps:
+        return self
 
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
         cos, sin = (part.unsqueeze(1) for part in angles(positions, frequencies))

@@ -24,6 +24,8 @@ from replica.rows import Rows
 from replica.runner import DecoderRunner
 
 GIB = 2**30
+SPLIT_TOKENS = 512
+"""Of a chunk whose attention is split into as many parts as fit a GPU: these take room, too."""
 
 
 class NotEnoughMemory(ValueError):
@@ -125,7 +127,9 @@ def _rehearse(
         guard=1,
         block_size=config.block_size,
     )
-    _run_chunk(runner, sizes, device)
+    longest = config.max_model_len or decoder.spec.max_position
+    for count in {config.max_step_tokens, min(config.max_step_tokens, SPLIT_TOKENS)}:
+        _run_chunk(runner, sizes, device, count, longest)
     graphs = GraphPool(CudaRecorder(device), graph_sizes[-1:], device.free_bytes)
     rows = Rows(config.max_rows, config.block_size, config.block_size, guard=1)
     pipeline = Pipeline(runner, rows, sizes, device, graphs=graphs)
@@ -135,14 +139,18 @@ def _rehearse(
     return free - device.free_bytes() + 2 * sum(further) * max(0, len(graph_sizes) - 1)
 
 
-def _run_chunk(runner: DecoderRunner, sizes: Sizes, device: CudaDevice) -> None:
-    """One prompt chunk of the largest size, whose tokens all go to the first slot of the pool.
+def _run_chunk(
+    runner: DecoderRunner, sizes: Sizes, device: CudaDevice, count: int, context: int
+) -> None:
+    """A prompt chunk of `count` tokens, all of which go to the first slot of the pool.
 
-    The attention finds a row without queries: its time depends on them, its memory does not.
+    The attention is launched as for that context and finds a row without queries: its time
+    depends on them, its memory does not.
     """
-    count = sizes.max_step_tokens
     scores = Scores(np.zeros(MAX_SCORES, np.intp), np.zeros(MAX_SCORES, np.int32), ())
-    chunk = replace(Batch.padding(1), lengths=np.array([count], np.int32), scores=scores)
+    starts = np.array([max(0, context - count)], np.int32)
+    lengths = np.array([count], np.int32)
+    chunk = replace(Batch.padding(1), starts=starts, lengths=lengths, scores=scores)
     _, inputs = packed(input_layout(sizes), device.memory)
     logits = torch.empty(chunk.num_logits, sizes.vocab_size, device=device.memory)
     device.settle()

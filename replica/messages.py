@@ -182,6 +182,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Places for tokens in the blocks of running rows; blocks that rows share count for each."""
     kv_tokens: int = 0
     """Tokens in those places. What they lack is the pool's fragmentation: ends of blocks."""
+    compiled: int = 0
+    """Kernels compiled or loaded since the engine was ready. Each held a step up; there should be
+    none."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):

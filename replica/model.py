@@ -146,18 +146,21 @@ class Decoder(nn.Module):
         attend: Attend,
         sample_index: Tensor,
         logits: Tensor,
+        ops: LayerOps | None = None,
     ) -> None:
         """One step.
 
         token_ids, positions: int64 [T], the tokens of all rows in the order of `attend`'s
-        metadata. sample_index: int64 [S], the tokens whose logits are wanted. logits: float32
-        [S, vocab_size], where they go.
+        metadata. sample_index: int64 [S], the tokens whose logits are wanted; may be empty.
+        logits: float32 [S, vocab_size], where they go. ops: if not its own.
         """
-        ops = self.ops
+        ops = ops or self.ops
         residual, update = F.embedding(token_ids, self.embedding), None
         rotation = ops.rotation(positions, self.frequencies, residual.dtype)
         for layer in self.decoder_layers():
             update = layer(ops, residual, update, rotation, attend)
+        if not len(sample_index):  # a chunk in the middle of a prompt wants KV, and nothing else
+            return
         x = ops.add_norm(residual, update, self.norm)
         ops.logits(x.index_select(0, sample_index), self.head, logits)
 

@@ -22,19 +22,20 @@ import msgspec
 import torch
 import zmq
 
+from replica.batch import MAX_SCORES
 from replica.config import EngineConfig
+from replica.cost_fit import CostFit
 from replica.cpu.pack import choose, pack
 from replica.engine import Channel, Engine
 from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
 from replica.graph_sizes import default_sizes
-from replica.idle import IdleMeter
 from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.messages import Command, Failed, Ready, StepReport, decode_command, encode
 from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
 from replica.stream import Device, HostDevice
-from replica.warm_up import warm_up
+from replica.warm_up import Replay, WarmUp
 
 logger = logging.getLogger(__name__)
 
@@ -103,12 +104,13 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
         pack(decoder, choose(getattr(torch, config.dtype), config.cache_dir))
         return config, NoGraphs()
     from replica.cuda import CudaDevice, CudaRecorder
-    from replica.kernels.tuning import keep_compiled, tune
+    from replica.kernels.tuning import keep_compiled, load_products, tune
     from replica.memory import with_kv_pool
 
     assert isinstance(device, CudaDevice)
     keep_compiled(config.cache_dir)
     tune(decoder, config.max_rows, device, config.cache_dir)
+    load_products(decoder, config.max_step_tokens, config.max_rows + MAX_SCORES, device)
     wanted = config.graph_sizes or default_sizes(config.max_rows)
     sizes = tuple(sorted({*wanted, config.max_rows})) if config.cuda_graphs else ()
     config = with_kv_pool(config, decoder, device, sizes)
@@ -182,27 +184,39 @@ def assemble(
         )
     runner = DecoderRunner(decoder, config.num_blocks, config.block_size)
 
-    def make(channel: Channel, *, config: EngineConfig, **options: object) -> Engine:
-        return Engine(
-            config,
-            runner,
-            channel,
-            max_model_len=max_model_len,
-            device=device,
-            grammars=grammars,
-            **options,  # type: ignore[arg-type]
-        )
-
-    cost = warm_up(
-        config, max_model_len, lambda replay: make(replay, config=replace(config, overlap=False))
-    )
-    engine = make(
-        channel, config=config, eos_token_ids=spec.eos_token_ids, cost=cost, graphs=graphs
+    fit = warm_up(config, runner, max_model_len, device)
+    engine = Engine(
+        config,
+        runner,
+        channel,
+        max_model_len=max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        fit=fit,
+        device=device,
+        graphs=graphs,
+        grammars=grammars,
     )
     engine.pipeline.capture()
+    device.give_back()
     collect_rarely()
-    engine.idle = IdleMeter(time.perf_counter_ns())  # all of that was the start
+    engine.start_over()
     return engine
+
+
+def warm_up(
+    config: EngineConfig, runner: DecoderRunner, max_model_len: int, device: Device
+) -> CostFit:
+    """With an engine of its own, whose memory is free again afterwards: the KV pool was planned
+    for one engine."""
+    channel = Replay()
+    engine = Engine(
+        replace(config, overlap=False), runner, channel, max_model_len=max_model_len, device=device
+    )
+    fit = WarmUp(engine, channel).run()
+    engine.pipeline.close()
+    del engine
+    device.give_back()
+    return fit
 
 
 def collect_rarely() -> None:

@@ -36,6 +36,7 @@ class DecoderRunner:
         spec = decoder.spec
         self.vocab_size = spec.vocab_size
         self._decoder = decoder
+        self._chunk_ops = decoder.ops.for_chunks()
         weight = decoder.embedding
         library = decoder.ops.library if isinstance(decoder.ops, NativeOps) else None
         self.cache, self._attention = paged_attention(
@@ -58,4 +59,5 @@ class DecoderRunner:
             )
         )
         wanted = inputs["sample_index"][: batch.num_logits]
-        self._decoder(input_ids, inputs["positions"][:count], attend, wanted, logits)
+        ops = None if batch.decodes_only else self._chunk_ops
+        self._decoder(input_ids, inputs["positions"][:count], attend, wanted, logits, ops)

@@ -28,6 +28,8 @@ MAX_OVERTAKEN = 32
 """Later arrivals that may be admitted before a sequence that does not fit yet."""
 RESERVE = 0.25
 """Share of a step's prompt budget that the first prompt leaves to shorter ones."""
+LEAST_FOR_PROMPTS = 0.25
+"""Share of a step's time that prompts get at least, however long its decode rows take."""
 
 
 class Scheduler:
@@ -40,11 +42,11 @@ class Scheduler:
         *,
         max_step_tokens: int,
         step_budget_ms: float | None = None,
-        cost: CostModel | None = None,
     ) -> None:
         self.rows = rows
         self.blocks = blocks
-        self.cost = cost or CostModel()
+        self.cost = CostModel()
+        """What chunks cost; to be replaced by a better one at any time."""
         self.waiting: list[Sequence] = []
         """Sequences without a row, by priority; preempted ones return to their place."""
         self.outputs: list[Output] = []
@@ -114,7 +116,7 @@ class Scheduler:
         admitted = self._admit() if self.waiting else []
         chunks: dict[int, int] = {}
         if admitted or pending.max() > 1:
-            chunks = self._prompt_chunks(admitted, self._max_step_tokens - len(decodes))
+            chunks = self._prompt_chunks(admitted, self._budget(decodes))
         if not len(decodes) and not chunks:
             return None
         rows, lengths = decodes, self._ones[: len(decodes)]
@@ -239,7 +241,14 @@ class Scheduler:
         travelling = [row for row in self._new_rows if rows.shaped[row]]
         return rows.max_model_len - int(rows.known[travelling].sum())
 
-    def _prompt_chunks(self, admitted: list[int], tokens: int) -> dict[int, int]:
+    def _budget(self, decodes: Indices) -> Budget:
+        """What these decode rows leave of a step for prompt chunks."""
+        keys = int(self.rows.scheduled[decodes].sum())
+        ms = self._step_budget_ms - self.cost.base_ms(len(decodes), keys)
+        least_ms = LEAST_FOR_PROMPTS * self._step_budget_ms
+        return Budget(self._max_step_tokens - len(decodes), max(ms, least_ms), self.cost)
+
+    def _prompt_chunks(self, admitted: list[int], budget: Budget) -> dict[int, int]:
         """Tokens per prompt row. The first prompt leaves a reserve to the shortest others, so
         that a long one delays nobody's first token by more than a few steps."""
         rows, pending = self.rows, self.rows.pending
@@ -262,7 +271,6 @@ class Scheduler:
                 sizes[row] += size
                 scores -= size if scored else 0
 
-        budget = Budget(tokens, self._step_budget_ms, self.cost)
         if len(ordered) > 1:
             reserve = budget.split_off(RESERVE)
             give(reserve, sorted(ordered[1:], key=lambda row: int(pending[row])))
@@ -297,11 +305,16 @@ class Scheduler:
     # Settling
 
     def _index_full_blocks(self, batch: Batch) -> None:
-        """Blocks that this step filled can be found from now on: their content is there."""
+        """Blocks that this step filled can be found from now on: their content is there.
+
+        A token may have been fed and never settled, if its sequence failed meanwhile: what a
+        block holds from there on is known to nobody, and the block is not to be found.
+        """
         size, ends = self.blocks.block_size, batch.ends
+        settled = np.minimum(ends, self.rows.known[batch.rows])
         for index in np.flatnonzero(ends % size < batch.lengths).tolist():
             row, sequence = int(batch.rows[index]), batch.sequences[index]
-            for number in range(len(sequence.chain), int(ends[index]) // size):
+            for number in range(len(sequence.chain), int(settled[index]) // size):
                 block = int(self.rows.block_table[row, number])
                 self.blocks.register(
                     sequence.cache_salt, sequence.chain, self.rows.tokens[row], block

@@ -123,9 +123,10 @@ class Sequence:
         return self.request_id, self.attempt
 
     @property
-    def priority(self) -> tuple[int, int]:
-        """Smaller runs first and is preempted last."""
-        return self.band, self.order
+    def priority(self) -> tuple[int, bool, int]:
+        """Smaller runs first and is preempted last. What has begun goes on before anything of its
+        band begins: a client that reads an answer already would see it stop."""
+        return self.band, not self.started, self.order
 
 
 def _check_widths(sampling: Sampling, stop_ids: tuple[int, ...]) -> None:

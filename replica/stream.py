@@ -8,6 +8,7 @@ torch's CPU operators release the interpreter lock, so the overlap, and any race
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -73,6 +74,12 @@ class Device(Protocol):
 
     def settle(self) -> None:
         """Block until all work enqueued so far is done. For the start of an engine only."""
+
+    def give_back(self) -> None:
+        """Return memory that nobody holds any more. For the start of an engine only."""
+
+    def num_compiled(self) -> int:
+        """Kernels that were compiled or loaded so far, each of which has held its caller up."""
 
 
 class _Point:
@@ -180,3 +187,10 @@ class HostDevice:
 
     def settle(self) -> None:
         """Host memory is there when its allocation returns."""
+
+    def give_back(self) -> None:
+        gc.collect()
+
+    def num_compiled(self) -> int:
+        """A CPU's kernels are loaded before the engine starts."""
+        return 0

@@ -19,17 +19,15 @@ class EngineStalled(RuntimeError):
 class Watchdog:
     """To be asked after each turn of the step loop."""
 
-    def __init__(self, state: Callable[[], object], stall_s: float = STALL_S) -> None:
-        """`state` describes the engine, for the error."""
-        self._state = state
+    def __init__(self, stall_s: float = STALL_S) -> None:
         self._stall_s = stall_s
         self._steps = -1
         self._moved_at = time.monotonic()
 
-    def check(self, steps: int, *, busy: bool) -> None:
-        """Raises EngineStalled."""
+    def check(self, steps: int, state: Callable[[], object], *, busy: bool) -> None:
+        """Raises EngineStalled, with what `state` says of the engine."""
         now = time.monotonic()
         if steps != self._steps or not busy:
             self._steps, self._moved_at = steps, now
         elif now - self._moved_at > self._stall_s:
-            raise EngineStalled(f"nothing was scheduled for {self._stall_s:.0f} s: {self._state()}")
+            raise EngineStalled(f"nothing was scheduled for {self._stall_s:.0f} s: {state()}")

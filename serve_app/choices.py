@@ -84,8 +84,8 @@ class Choice:
         return Piece(self.index, text, ending, tokens, delta.prompt_logprobs)
 
     async def _settle(self, deltas: AsyncGenerator[Delta, None]) -> None:
-        """Let the backend end the sequence: by itself, or because a stop string cut it."""
-        if self._text.is_cut:
+        """Let the backend end the sequence: by itself, or because fewer tokens count than came."""
+        if self._silent or self._text.is_cut:
             with suppress(Enough, StopAsyncIteration):
                 await deltas.athrow(Enough(self.completion_tokens))
         else:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from serve_app.fields import Arguments, Content, Parameters, unsupported
+from serve_app.fields import Arguments, Content, Parameters, Thoughts, unsupported
 from serve_app.unsupported import MESSAGE, Table, first_unsupported
 
 MAX_TOOLS = 128
@@ -50,9 +50,9 @@ class Message(Fields):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: Thoughts = None
     """What an earlier answer has thought; `reasoning` is another name of it."""
-    reasoning: str | None = None
+    reasoning: Thoughts = None
     content: Content = Field(None, validate_default=True)
 
     @model_validator(mode="after")

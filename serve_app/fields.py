@@ -131,6 +131,12 @@ def _text_of_part(part: object) -> str:
     raise fault('only parts {"type": "text", "text": ...} are supported')
 
 
+def as_thoughts(value: object) -> str | None:
+    """What an earlier answer has thought. Clients give the name to other things, too, which say
+    nothing to a template."""
+    return value if isinstance(value, str) else None
+
+
 def as_response_format(value: object) -> Mapping[str, Any] | None:
     """The JSON schema that it asks for; None for plain text."""
     match value:
@@ -237,6 +243,7 @@ Content: TypeAlias = Annotated[
     str,
     PlainValidator(as_content, json_schema_input_type=str | list[dict[str, Any]] | None),
 ]
+Thoughts: TypeAlias = Annotated[str | None, PlainValidator(as_thoughts, json_schema_input_type=Any)]
 Prompts: TypeAlias = Annotated[
     list[Prompt],
     PlainValidator(

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\sA-Z]+)$")]
+Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\sA-Z*]+)$")]
 """As browsers write one: a scheme and a host, maybe a port, and nothing behind it."""
 
 

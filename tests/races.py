@@ -13,13 +13,17 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from replica.batch import Batch
 from replica.block_manager import BlockManager
 from replica.io_slot import IOSlot
 from replica.messages import Abort, Submit
 from replica.runner import DecoderRunner
 from replica.sampler import Sampler
+from replica.sequence import Bits, Constraint, ConstraintFailure, TokenIds
 from replica.stream import HostDevice, HostEvent, HostStream, Stream
 from tests.models import EOS_ID
 from tests.script import Bench
@@ -48,6 +52,48 @@ class NaNBlocks(BlockManager):
 
     def _poison(self, block: int) -> None:
         self._layers[:, block * self.block_size : (block + 1) * self.block_size] = torch.nan
+
+
+class NotingRunner:
+    """Remembers which token went into which slot of the KV pool."""
+
+    def __init__(self, runner: DecoderRunner) -> None:
+        self.vocab_size = runner.vocab_size
+        self._runner = runner
+        self._fed = np.full(runner.cache.layers.shape[1], -1)
+
+    def forward(
+        self, batch: Batch, input_ids: Tensor, inputs: Mapping[str, Tensor], logits: Tensor
+    ) -> None:
+        self._fed[inputs["slot_mapping"][: batch.num_tokens].numpy()] = input_ids.numpy()
+        self._runner.forward(batch, input_ids, inputs, logits)
+
+    def check_index(self, blocks: BlockManager) -> None:
+        """Every block that a prompt may find holds the tokens that it is found by."""
+        for block, content in blocks._content.items():
+            ids = np.frombuffer(content.ids, np.int32)
+            fed = self._fed[block * blocks.block_size :][: blocks.block_size]
+            if not (ids == fed).all():
+                raise RaceError(f"block {block} is indexed under {ids} and holds {fed}")
+
+
+class FailsAt(Constraint):
+    """Allows everything, and fails once there are `count` output tokens."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def fill(self, output_ids: TokenIds, bits: Bits) -> None:
+        if len(output_ids) >= self._count:
+            raise ConstraintFailure("as planned")
+        bits[:] = 0xFF
+
+
+class PlannedFailures:
+    """Grammars of which each is the number of tokens after which it fails."""
+
+    def constraint(self, grammar: str) -> Constraint:
+        return FailsAt(int(grammar))
 
 
 class GuardedSampler(Sampler):
@@ -85,18 +131,21 @@ class Pauses:
 
 def race_bench(runner: DecoderRunner, seed: int, context: int, **options: Any) -> Bench:
     """An engine in race mode over a real model."""
+    noting = NotingRunner(runner)
     engine = Bench(
-        runner,
+        noting,
         max_model_len=context,
         eos_token_ids=(EOS_ID,),
         device=HostDevice(Pauses(seed)),
         on_idle=IOSlot.poison,
+        grammars=PlannedFailures(),
         **options,
     )
     config = engine.config
     engine.engine.scheduler.blocks = NaNBlocks(
         runner, config.num_blocks, config.block_size, prefix_cache=config.prefix_cache
     )
+    engine.at_end = lambda: noting.check_index(engine.engine.scheduler.blocks)
     pipeline = engine.engine.pipeline
     pipeline._sampler = GuardedSampler(config.max_rows, runner.vocab_size)
     runner.cache.layers.fill_(torch.nan)

@@ -104,6 +104,8 @@ class Bench:
             self.config, runner, self.channel, max_model_len=max_model_len, **options
         )
         self._free_blocks = self.engine.scheduler.blocks.num_free
+        self.at_end: Callable[[], None] = lambda: None
+        """A further check when nothing is left to do."""
 
     def send(self, *commands: Command) -> None:
         self.channel.commands += commands
@@ -119,6 +121,7 @@ class Bench:
             self.step()
             if not self.engine.busy and not self.channel.commands:
                 self.check_released()
+                self.at_end()
                 return self.outputs()
         raise AssertionError(f"still busy after {limit} steps: {self.engine.stats()}")
 

@@ -1,11 +1,13 @@
 """Paged attention on a GPU, in Triton: one kernel for decode rows, prompt chunks and both.
 
 A program takes a tile of queries that share a KV head and walks over the blocks of their row with
-an online softmax (Dao et al., arXiv:2205.14135). A decode row is a tile of one token; its context
-is split over several programs, whose parts a second kernel merges (flash decoding).
+an online softmax (Dao et al., arXiv:2205.14135). A decode row is a tile of one token. Where tiles
+are too few to fill the GPU, the context is split over several programs, whose parts a second
+kernel merges (flash decoding): for decode rows, and for a few tokens behind a long context.
 
-Every number that a kernel is launched with is fixed by the *shape* of a step, see `Launch`, or
-constant. Contexts live on the device only, so a captured step holds for any of them.
+Every number that a kernel is launched with for decode rows is fixed by the *shape* of a step, see
+`Launch`, or constant. Their contexts live on the device only, so a captured step holds for any of
+them. Prompt chunks are never captured: how they are split depends on their contexts, too.
 Annotations are evaluated here: Triton finds its compile-time constants by them.
 """
 
@@ -28,6 +30,11 @@ LOG2_E = 1.4426950408889634
 MAX_SPLITS = 32
 PROGRAMS = 512
 """Programs of a decode step that keep the memory of a large GPU busy."""
+CHUNK_PROGRAMS = 2048
+"""Most programs that a prompt chunk is split into. Each takes a multiprocessor: half as many are
+enough rounds over a large GPU that the last one, which leaves some idle, hardly counts."""
+SPLIT_KEYS = 512
+"""Keys that are worth a part of their own in a prompt chunk."""
 
 
 @triton.jit(do_not_specialize=["first_row"])  # else a new value might compile under traffic
@@ -108,22 +115,23 @@ def _attend(
         target = out + (place[:, None] * heads + head[:, None]) * HEAD_DIM + d[None, :]
         tl.store(target, (acc / total[:, None]).to(out.dtype.element_ty), q_mask)
     else:
-        part = (place * heads + head) * SPLITS + split
+        part = ((place - first_row) * heads + head) * SPLITS + split
         tl.store(part_max + part, top, is_query)
         tl.store(part_sum + part, total, is_query)
         tl.store(part_out + part[:, None] * HEAD_DIM + d[None, :], acc, q_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_row"])
 def _merge(
-    part_out, part_max, part_sum, out,
+    part_out, part_max, part_sum, first_row, out,
     HEAD_DIM: tl.constexpr, HEAD_WIDTH: tl.constexpr, SPLITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head)."""
+    """Program (token of the launch, head)."""
     start(DEPENDENT)
     wait(DEPENDENT)
-    place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    heads = tl.num_programs(1)
+    place = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
     s, d = tl.arange(0, SPLITS), tl.arange(0, HEAD_WIDTH)
     in_head = d < HEAD_DIM
     part = place * SPLITS + s
@@ -132,15 +140,18 @@ def _merge(
     total = tl.sum(tl.load(part_sum + part) * weights, 0)
     parts = tl.load(part_out + part[:, None] * HEAD_DIM + d[None, :], in_head[None, :], 0.0)
     merged = tl.sum(parts * weights[:, None], 0) / total
+    place += first_row * heads
     tl.store(out + place * HEAD_DIM + d, merged.to(out.dtype.element_ty), in_head)
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that a kernel launch takes from the host: a function of query lengths alone."""
+    """All that a kernel launch takes from the host."""
 
     first_row: int
+    """The rows before it are decode rows, so this is its first token, too."""
     rows: int
+    tokens: int
     tiles: int
     """Most tiles of queries of a row."""
     queries: int
@@ -150,24 +161,59 @@ class Launch:
     stages: int
 
 
-def launches(query_lens: Sequence[int], kv_heads: int, group: int, head_bytes: int) -> list[Launch]:
+def launches(
+    query_lens: Sequence[int],
+    context_lens: Sequence[int],
+    kv_heads: int,
+    group: int,
+    head_bytes: int,
+) -> list[Launch]:
     """One launch for the leading decode rows, one for the prompt chunks behind them.
 
     head_bytes: of one key of one head.
     """
     decodes = sum(1 for _ in takewhile(lambda length: length == 1, query_lens))
-    small = head_bytes <= 256  # what leaves room for three stages of large tiles
     found = []
     if decodes:
-        splits = min(MAX_SPLITS, triton.next_power_of_2(-(-PROGRAMS // (decodes * kv_heads))))
-        queries, keys = max(16, triton.next_power_of_2(group)), 64 if small else 32
-        found.append(Launch(0, decodes, 1, queries, keys, splits, warps=2, stages=3))
+        found.append(_of_decodes(decodes, kv_heads, group, head_bytes))
     if decodes < len(query_lens):
-        queries = max(128 if small else 32, triton.next_power_of_2(group))
-        tiles = -(-max(query_lens[decodes:]) // (queries // group))
-        rows, (keys, warps, stages) = len(query_lens) - decodes, (64, 8, 3) if small else (32, 4, 2)
-        found.append(Launch(decodes, rows, tiles, queries, keys, 1, warps, stages))
+        chunks, longest = query_lens[decodes:], max(context_lens[decodes:])
+        found.append(_of_chunks(decodes, chunks, longest, kv_heads, group, head_bytes))
     return found
+
+
+def _of_decodes(rows: int, kv_heads: int, group: int, head_bytes: int) -> Launch:
+    splits = min(MAX_SPLITS, triton.next_power_of_2(-(-PROGRAMS // (rows * kv_heads))))
+    queries, keys = max(16, triton.next_power_of_2(group)), 64 if _is_small(head_bytes) else 32
+    return Launch(0, rows, rows, 1, queries, keys, splits, warps=2, stages=3)
+
+
+def _of_chunks(
+    first_row: int,
+    query_lens: Sequence[int],
+    longest: int,
+    kv_heads: int,
+    group: int,
+    head_bytes: int,
+) -> Launch:
+    small = _is_small(head_bytes)
+    queries = max(128 if small else 32, triton.next_power_of_2(group))
+    tiles = [-(-length // (queries // group)) for length in query_lens]
+    programs, splits = sum(tiles) * kv_heads, 1
+    while (
+        2 * programs * splits <= CHUNK_PROGRAMS
+        and splits < MAX_SPLITS
+        and longest >= 2 * splits * SPLIT_KEYS
+    ):
+        splits *= 2
+    keys, warps, stages = (64, 8, 3) if small else (32, 4, 2)
+    rows, tokens = len(query_lens), sum(query_lens)
+    return Launch(first_row, rows, tokens, max(tiles), queries, keys, splits, warps, stages)
+
+
+def _is_small(head_bytes: int) -> bool:
+    """Whether heads leave room for three stages of large tiles."""
+    return head_bytes <= 256
 
 
 class TritonAttention:
@@ -211,9 +257,15 @@ class TritonAttention:
 
     def bind(self, metadata: AttentionMetadata) -> Attend:
         """Prepare a step: the result serves each of its layers."""
-        plan = launches(metadata.query_lens, self._kv_heads, self._group, self._head_bytes)
-        split = [launch for launch in plan if launch.splits > 1]
-        parts = self._parts(split[0], metadata.block_tables.device) if split else None
+        plan = launches(
+            metadata.query_lens,
+            metadata.context_lens,
+            self._kv_heads,
+            self._group,
+            self._head_bytes,
+        )
+        device = metadata.block_tables.device
+        parts = [self._parts(launch, device) if launch.splits > 1 else None for launch in plan]
 
         def attend(layer: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
             pool = self._pools[layer]
@@ -222,8 +274,8 @@ class TritonAttention:
                 dependent=self._dependent,
             )  # fmt: skip
             out = torch.empty_like(q)
-            for launch in plan:
-                self._launch(launch, metadata, q, pool, out, parts)
+            for launch, room in zip(plan, parts, strict=True):
+                self._launch(launch, metadata, q, pool, out, room)
             return out
 
         return attend
@@ -238,7 +290,7 @@ class TritonAttention:
         parts: tuple[Tensor, Tensor, Tensor] | None,
     ) -> None:
         tables = metadata.block_tables
-        part_out, part_max, part_sum = parts if launch.splits > 1 and parts else (out, out, out)
+        part_out, part_max, part_sum = parts or (out, out, out)
         _attend[(launch.rows, self._kv_heads * launch.splits, launch.tiles)](
             q, q.stride(0), pool, self._value_offset, tables, tables.stride(0),
             metadata.query_starts, metadata.device_context_lens, launch.first_row, self._scale,
@@ -247,17 +299,17 @@ class TritonAttention:
             QUERIES=launch.queries, KEYS=launch.keys, SPLITS=launch.splits,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
-        if launch.splits > 1:
-            _merge[(launch.rows, self._num_heads)](
-                part_out, part_max, part_sum, out,
+        if parts:
+            _merge[(launch.tokens, self._num_heads)](
+                part_out, part_max, part_sum, launch.first_row, out,
                 HEAD_DIM=self._head_dim, HEAD_WIDTH=self._constants["HEAD_WIDTH"],
                 SPLITS=launch.splits, DEPENDENT=self._dependent,
                 num_warps=1, launch_pdl=self._dependent,
             )  # fmt: skip
 
     def _parts(self, launch: Launch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """float32 [rows, heads, splits(, head_dim)]: unscaled outputs, maxima and sums."""
-        shape = (launch.rows, self._num_heads, launch.splits)
+        """float32 [tokens, heads, splits(, head_dim)]: unscaled outputs, maxima and sums."""
+        shape = (launch.tokens, self._num_heads, launch.splits)
         maxima = torch.empty(shape, dtype=torch.float32, device=device)
         outputs = torch.empty((*shape, self._head_dim), dtype=torch.float32, device=device)
         return outputs, maxima, torch.empty_like(maxima)

@@ -19,6 +19,8 @@ from typing import TypeAlias, cast
 
 import torch
 
+from replica.compiled_files import is_whole
+
 FOLDER = Path(__file__).parent
 SOURCES = ("products.cpp", "attention.cpp")
 HEADER = "lanes.h"
@@ -36,10 +38,10 @@ class NoLibrary(Exception):
 
 
 def load(cache_dir: str) -> ctypes.CDLL:
-    """The kernels, compiled unless `cache_dir` holds them. Raises NoLibrary."""
+    """The kernels, compiled unless `cache_dir` holds them, whole. Raises NoLibrary."""
     path = _path(Path(cache_dir).expanduser())
     try:
-        if not path.exists():
+        if not is_whole(path):
             _compile(path)
         return _declare(ctypes.CDLL(str(path)))
     except subprocess.CalledProcessError as error:

@@ -92,6 +92,8 @@ def tell(logits: Tensor, tokens: Tensor, chosen: Tensor, top_ids: Tensor, top: T
 
     logits: float32 [S, V]. tokens: int64 [S].
     """
+    if logits.data_ptr() % 16:  # behind other rows of an odd vocabulary: a variant of its own
+        logits = logits.clone()
     (count, vocab_size), k = logits.shape, top.shape[1]
     width = 2 * triton.next_power_of_2(k)
     scratch = torch.empty((count, 2, width), dtype=torch.int32, device=logits.device)

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+import msgspec
 import torch
 import triton
 from tqdm import tqdm
 
+from replica.compiled_files import is_sound
 from replica.cuda import CudaDevice, CudaRecorder
 from replica.kernels.ops import GpuOps, ProductKey, product_key
 from replica.kernels.skinny import MAX_TOKENS, Plan, plans, supported, tile_tokens
@@ -30,55 +31,101 @@ REPLAYS = 4
 
 
 class Remembered:
-    """Plans by key, in a file per GPU model and version of the libraries."""
+    """Plans by key, in a file for this GPU model, these libraries, kernels and type of weights.
 
-    def __init__(self, folder: Path, device: CudaDevice) -> None:
-        about = (torch.cuda.get_device_name(device.memory), torch.__version__, triton.__version__)
+    A file that cannot be read, or that holds what nobody would write today, counts as empty.
+    """
+
+    def __init__(self, folder: Path, device: CudaDevice, dtype: torch.dtype) -> None:
+        name = torch.cuda.get_device_name(device.memory)
+        about = (name, torch.__version__, triton.__version__, str(dtype), _sources())
         digest = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
         self._path = folder / f"products-{digest}.json"
-        self._known: dict[str, dict[str, int] | None] = {}
+        self._known: dict[str, Plan | None] = {}
         with contextlib.suppress(OSError, ValueError):
-            self._known = json.loads(self._path.read_text())
+            self._known = _FORMAT.decode(self._path.read_bytes())
 
-    def __contains__(self, key: ProductKey) -> bool:
-        return str(key) in self._known
+    def knows(self, key: ProductKey, candidates: Sequence[Plan]) -> bool:
+        """Whether what is best is known, and can still be had."""
+        return str(key) in self._known and self.get(key) in (None, *candidates)
 
     def get(self, key: ProductKey) -> Plan | None:
-        found = self._known[str(key)]
-        return None if found is None else Plan(**found)
+        return self._known[str(key)]
 
     def put(self, key: ProductKey, plan: Plan | None) -> None:
-        self._known[str(key)] = None if plan is None else asdict(plan)
+        self._known[str(key)] = plan
 
     def save(self) -> None:
         """Whole or not at all; without a folder to write to, the next start measures again."""
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             draft = self._path.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(self._known, indent=1))
+            draft.write_bytes(msgspec.json.encode(self._known))
             draft.replace(self._path)
 
 
+_FORMAT = msgspec.json.Decoder(dict[str, Plan | None])
+
+
+def _sources() -> str:
+    """Digest of the kernels: what was fastest before they changed may not be so now."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def keep_compiled(cache_dir: str) -> None:
-    """Have Triton keep what it compiles in this process in that folder, if it can be written."""
+    """Have Triton keep what it compiles in this process in that folder, if it can be written.
+    What is there and cannot be loaded is compiled again."""
     folder = Path(cache_dir).expanduser() / "triton"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         triton.knobs.cache.dir = str(folder)
+        for kernel in folder.iterdir():
+            if not is_sound(kernel):
+                shutil.rmtree(kernel, ignore_errors=True)
 
 
 def tune(decoder: Decoder, max_rows: int, device: CudaDevice, cache_dir: str) -> None:
     """Give the decoder's products plans, for steps of up to `max_rows` tokens."""
     ops = decoder.ops
     assert isinstance(ops, GpuOps)
-    remembered = Remembered(Path(cache_dir).expanduser(), device)
+    dtype = decoder.embedding.dtype
+    remembered = Remembered(Path(cache_dir).expanduser(), device, dtype)
     products = dict(_products(decoder, max_rows))
-    unknown = [key for key in products if key not in remembered]
+    unknown = [
+        key for key in products if not remembered.knows(key, _candidates(key, products[key]))
+    ]
     for key in tqdm(unknown, desc="Timing products", unit="product", disable=not unknown):
         remembered.put(key, _fastest(key, products[key], device))
     if unknown:
         remembered.save()
     ops.plans.update({key: remembered.get(key) for key in products})
+
+
+def load_products(decoder: Decoder, max_tokens: int, max_logits: int, device: CudaDevice) -> None:
+    """Have cuBLAS load what it will use for prompt chunks: it loads a kernel when it first chooses
+    it, by the number of tokens, and holds that step up for tens of milliseconds."""
+    layer = next(decoder.decoder_layers())
+    ops = decoder.ops.for_chunks()
+    head = decoder.head
+
+    def work() -> None:
+        for tokens in _token_counts(max_tokens):
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                ops.linear(linear.weight.new_ones(tokens, linear.in_features), linear)
+        for tokens in _token_counts(max_logits):
+            logits = torch.empty(tokens, head.out_features, device=head.weight.device)
+            ops.logits(head.weight.new_ones(tokens, head.in_features), head, logits)
+
+    device.stream("compute").run(work)
+    device.settle()
+
+
+def _token_counts(longest: int) -> list[int]:
+    """Close enough together that no choice of cuBLAS's is missed."""
+    return sorted({*range(1, min(longest, 64), 8), *range(64, longest, 64), longest})
 
 
 def _products(decoder: Decoder, max_rows: int) -> Iterator[tuple[ProductKey, Sequence[Linear]]]:
@@ -96,10 +143,14 @@ def _products(decoder: Decoder, max_rows: int) -> Iterator[tuple[ProductKey, Seq
             yield key, layers
 
 
-def _fastest(key: ProductKey, layers: Sequence[Linear], device: CudaDevice) -> Plan | None:
+def _candidates(key: ProductKey, layers: Sequence[Linear]) -> list[Plan]:
     gated, whole = key.kind == "gated", key.kind == "logits"
-    tried = plans(layers[0].weight, key.tokens, gated=gated, whole=whole)
-    times = {plan: _time_ms(key, layers, plan, device) for plan in (None, *tried)}
+    return plans(layers[0].weight, key.tokens, gated=gated, whole=whole)
+
+
+def _fastest(key: ProductKey, layers: Sequence[Linear], device: CudaDevice) -> Plan | None:
+    tried = (None, *_candidates(key, layers))
+    times = {plan: _time_ms(key, layers, plan, device) for plan in tried}
     return min(times, key=lambda plan: times[plan])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
@@ -206,10 +207,18 @@ def test_a_spoiled_or_absent_memory_is_no_error(device, tmp_path):
 
     tune(random_decoder(device), 1, device, str(tmp_path))
     (file,) = tmp_path.glob("products-*.json")
-    file.write_text("{")
+    sound = file.read_bytes()
+    for spoiled in (b"{", b"[]", b"\xff", sound.replace(b"stages", b"steps"), b"{}"):
+        file.write_bytes(spoiled)
+        decoder = random_decoder(device)
+        tune(decoder, 1, device, str(tmp_path))
+        assert decoder.ops.plans.keys() == {key for key in decoder.ops.plans if key.tokens == 16}
+        assert msgspec.json.decode(file.read_bytes()).keys() == msgspec.json.decode(sound).keys()
+    impossible = {name: {"stages": 9, "splits": 7} for name in msgspec.json.decode(sound)}
+    file.write_bytes(msgspec.json.encode(impossible))
     decoder = random_decoder(device)
     tune(decoder, 1, device, str(tmp_path))
-    assert decoder.ops.plans
+    assert all(plan is None or plan.splits != 7 for plan in decoder.ops.plans.values())
     unwritable = tmp_path / "file"
     unwritable.write_text("")
     tune(random_decoder(device), 1, device, str(unwritable / "below"))

@@ -34,6 +34,14 @@ def test_kernels_are_compiled_once(
     assert [made] == list((tmp_path / "new").iterdir())
 
 
+def test_a_file_that_was_cut_short_is_compiled_again(kernels: CDLL, tmp_path: Path) -> None:
+    load(str(tmp_path))
+    [made] = tmp_path.iterdir()
+    made.unlink()  # this process has it mapped
+    made.write_bytes(Path(kernels._name).read_bytes()[:5000])
+    assert load(str(tmp_path)).lanes() == kernels.lanes()
+
+
 def test_another_cpu_gets_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder may be on a disk that several machines share."""
     files: set[Path] = set()

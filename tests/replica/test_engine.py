@@ -307,7 +307,8 @@ def test_a_context_that_the_pool_cannot_hold_is_refused_at_start(bench):
 
 def test_a_long_prompt_holds_no_step_up_by_default():
     """A step that takes long enough looks like an engine that hangs."""
-    engine = Bench(ScriptRunner(), cost=CostModel(token_ms=10.0), max_model_len=400, kv_tokens=512)
+    engine = Bench(ScriptRunner(), max_model_len=400, kv_tokens=512)
+    engine.engine.scheduler.cost = CostModel(token_ms=10.0)
     engine.send(submit("long", [5] * 300, max_tokens=2))
     sizes = []
     while engine.channel.commands or engine.engine.busy:

@@ -9,6 +9,7 @@ import pytest
 from replica.messages import Abort, Sampling, Submit
 from tests.models import EOS_ID, save_tiny
 from tests.oracle import Oracle, decoder_runner, prompts
+from tests.races import PlannedFailures
 from tests.script import Bench, submit
 
 COUNT = 24
@@ -161,3 +162,20 @@ def test_a_sequence_goes_on_behind_its_prior_output(oracle, runner):
         engine.run(submit(name, prompt, max_tokens=COUNT, prior_output_ids=tuple(expected[:known])))
         assert engine.outputs()[name] == expected[known:]
     engine.close()
+
+
+@pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])
+@pytest.mark.parametrize("length", range(5, 13))
+def test_a_constraint_that_fails_leaves_no_wrong_prefix_behind(oracle, runner, overlap, length):
+    """The token on which it fails was fed to the step in flight already, and is settled nowhere."""
+    prompt = tuple(range(40, 40 + length))
+    for count in range(1, BLOCK + 1):
+        engine = bench(runner, overlap=overlap, grammars=PlannedFailures())
+        engine.run(submit("fails", prompt, max_tokens=COUNT, grammar=str(count)))
+        assert engine.endings() == {"fails": "error"}
+        stale = prompt + tuple(engine.outputs()["fails"]) + (0,) * BLOCK
+        later = [stale[: len(stale) - drop] for drop in range(BLOCK)]
+        for number, asked in enumerate(later):
+            got = engine.run(submit(str(number), asked, max_tokens=4))
+            assert got[str(number)] == oracle.greedy(asked, 4)
+        engine.close()

@@ -43,12 +43,21 @@ def asked(count: int = 24) -> list[tuple[int, ...]]:
 
 
 def schedule(engine: Bench, oracle: Oracle, seed: int) -> None:
-    """Arrivals, chunks, decodes, ends, cancels, preemptions, prefix hits, evictions."""
+    """Arrivals, chunks, decodes, ends, cancels, failures, preemptions, prefix hits, evictions."""
     rng = random.Random(seed)
     prompts = [rng.choice(asked()) for _ in range(rng.randint(4, 14))]
     limits = [rng.randint(1, COUNT) for _ in prompts]
     for number, prompt in enumerate(prompts):
-        engine.send(submit(str(number), prompt, max_tokens=limits[number], band=rng.randrange(2)))
+        fails = str(rng.randint(0, COUNT)) if rng.random() < 0.2 else ""
+        engine.send(
+            submit(
+                str(number),
+                prompt,
+                max_tokens=limits[number],
+                band=rng.randrange(2),
+                grammar=fails,
+            )
+        )
         if rng.random() < 0.25:
             engine.send(Abort(request_id=str(rng.randrange(number + 1))))
         engine.step(rng.randrange(5))
@@ -56,7 +65,7 @@ def schedule(engine: Bench, oracle: Oracle, seed: int) -> None:
     endings = engine.endings()
     for number, prompt in enumerate(prompts):
         got, expected = outputs[str(number)], oracle.greedy(prompt, limits[number])
-        if endings[str(number)] == "abort":
+        if endings[str(number)] in ("abort", "error"):
             assert got == expected[: len(got)]
         else:
             assert got == expected

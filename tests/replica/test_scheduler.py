@@ -187,6 +187,23 @@ def test_a_head_that_does_not_fit_lets_others_pass_but_not_for_ever():
     world.drain()
 
 
+def test_a_preempted_sequence_goes_on_before_older_ones_that_never_began():
+    """C runs; B is older than A but does not fit; A overtakes it, and is preempted when C grows."""
+    world = World(rows=3, blocks=8)
+    c, b, a = request("C", 11, 20), request("B", 28, 4), request("A", 8, 12)
+    world.add(c)
+    world.step()
+    world.add(b, a)
+    while not world.scheduler.counts["preemptions"]:
+        world.step()
+    assert b.overtaken == 1
+    while a.row is not None:
+        world.step()
+    assert world.scheduler.waiting == [a, b]
+    world.drain()
+    assert world.reasons == dict.fromkeys("ABC", "length")
+
+
 def test_the_newest_of_the_lowest_class_is_preempted_and_keeps_its_tokens():
     world = World(blocks=16)
     names = ["old", "low", "new"]

@@ -24,6 +24,8 @@ STEPS = [
     pytest.param([(200, 0)], id="whole prompt"),
     pytest.param([(70, 133)], id="later chunk"),
     pytest.param([(1, 5), (1, 300), (97, 0), (3, 81), (1, 40), (130, 200)], id="mixed"),
+    pytest.param([(2, 3000)], id="two tokens behind a long context"),
+    pytest.param([(1, 40), (1, 1500), (33, 2111), (2, 0), (300, 1024)], id="mixed and split"),
 ]
 
 
@@ -158,6 +160,21 @@ def test_any_sharing_of_heads_and_any_block_size(heads, block_size):
 @pytest.mark.parametrize("rows", STEPS)
 def test_windows_and_soft_caps(rows, options):
     check(Pool(rows), **options)
+
+
+@pytest.mark.gpu
+def test_a_context_is_split_where_tiles_of_queries_are_too_few_to_fill_a_gpu():
+    from replica.attention.triton_paged import CHUNK_PROGRAMS, MAX_SPLITS, launches
+
+    def splits(query_lens: list[int], context_lens: list[int]) -> list[int]:
+        return [launch.splits for launch in launches(query_lens, context_lens, 8, 4, 256)]
+
+    assert splits([2], [100_000]) == [MAX_SPLITS]
+    assert splits([512], [100_000]) == [CHUNK_PROGRAMS // 8 // 16]
+    assert splits([8192], [100_000]) == [1]
+    assert splits([544], [100_000]) == [8]
+    assert splits([2], [1000]) == [1]
+    assert splits([1, 1, 2], [100_000, 9, 1025]) == [32, 2]
 
 
 @pytest.mark.gpu

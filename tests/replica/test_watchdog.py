@@ -9,7 +9,7 @@ from tests.script import Bench, ScriptRunner, submit
 
 def test_work_that_nobody_schedules_is_a_fault_with_its_state_in_the_message():
     engine = Bench(ScriptRunner())
-    engine.engine.watchdog = Watchdog(engine.engine.stats, stall_s=0.05)
+    engine.engine.watchdog = Watchdog(stall_s=0.05)
     engine.engine.scheduler.schedule = lambda: None
     engine.send(submit("a"))
     with pytest.raises(EngineStalled, match="waiting=1"):
@@ -20,7 +20,7 @@ def test_work_that_nobody_schedules_is_a_fault_with_its_state_in_the_message():
 def test_neither_a_slow_step_nor_an_idle_engine_is_one():
     runner = ScriptRunner(gated=True)
     engine = Bench(runner)
-    engine.engine.watchdog = Watchdog(engine.engine.stats, stall_s=0.02)
+    engine.engine.watchdog = Watchdog(stall_s=0.02)
     forward = runner.forward
 
     def slowly(*args):
@@ -34,6 +34,6 @@ def test_neither_a_slow_step_nor_an_idle_engine_is_one():
     engine.send(submit("a", max_tokens=3), Stop())
     engine.engine.run()
     assert engine.endings() == {"a": "length"}
-    watchdog = Watchdog(lambda: "", stall_s=0.0)
+    watchdog = Watchdog(stall_s=0.0)
     for _ in range(3):
-        watchdog.check(5, busy=False)
+        watchdog.check(5, dict, busy=False)

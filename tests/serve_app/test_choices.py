@@ -73,6 +73,22 @@ async def test_a_stop_string_ends_the_sequence_as_a_success() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("per_delta", [1, 4, 50])
+async def test_what_comes_behind_a_stop_string_counts_for_nothing(
+    per_delta: int, count: int
+) -> None:
+    """Even where the sequence has ended meanwhile."""
+    backend = TextBackend(per_delta=per_delta)
+    followed = choices(*["one END two"] * count, stops=("END",))
+    pieces = await read_all(followed, backend)
+    for index in range(count):
+        assert "".join(piece.text for piece in pieces if piece.choice == index) == "one "
+    assert [choice.completion_tokens for choice in followed] == [7] * count
+    assert backend.outcomes == {"enough": count}
+    assert backend.needed == [7] * count
+
+
+@pytest.mark.parametrize("count", [1, 3])
 async def test_the_ending_is_told_after_the_accounting(count: int) -> None:
     """C20."""
     backend = TextBackend(settle_s=0.01)

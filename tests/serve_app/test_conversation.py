@@ -140,6 +140,14 @@ def test_an_answer_and_a_result_may_say_nothing(role: str, content: object) -> N
     assert ChatRequest.model_validate_json(json.dumps(body)).messages[1].content == ""
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("value", [None, "I think.", 1, {"effort": "low"}, [{"type": "text"}]])
+def test_thoughts_are_a_text_and_all_else_is_ignored(name: str, value: object) -> None:
+    body = chat(messages=[{"role": "assistant", "content": "a", name: value}])
+    message = ChatRequest.model_validate_json(json.dumps(body)).messages[0]
+    assert getattr(message, name) == (value if isinstance(value, str) else None)
+
+
 def test_an_answer_may_have_made_more_calls_than_there_are_tools() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     body = chat(messages=[{"role": "assistant", "content": None, "tool_calls": [call] * 200}])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replica.messages import Sampling, Submit
+from replica.messages import Output, Sampling, Submit
 from router.messages import Outcome
 from serve_app import admission_client, engine_host, fleet, replica_link
 from serve_app.backend import EngineFailure, Enough, Refused, ShuttingDown, Unavailable
@@ -67,6 +67,36 @@ async def test_enough_counts_as_success_and_stops_the_engine(world: World) -> No
         await deltas.athrow(Enough())
     await until(world.at_rest)
     assert world.outcomes()[Outcome.SUCCEEDED] == 1
+
+
+async def test_what_nobody_needs_is_not_charged(world: World) -> None:
+    """Though the engine has computed it, and its GPU time is booked."""
+    await world.start("a")
+    deltas = world.fleet.generate(generation(max_tokens=6))
+    received = 0
+    while received < 6:
+        received += len((await anext(deltas)).token_ids)
+    with pytest.raises(Enough):
+        await deltas.athrow(Enough(2))
+    await until(world.at_rest)
+    usage = world.admission.router.snapshot().usage["acme"]
+    assert usage.outcomes[Outcome.SUCCEEDED] == 1
+    assert (usage.output_tokens, usage.gpu_s) == (2, 6 * STEP_GPU_S)
+
+
+async def test_what_came_before_an_engine_gave_up_is_told(world: World) -> None:
+    """It may be all that is needed: how it ends must not depend on when it is read."""
+    await world.start("a", step_s=60)
+    deltas = world.fleet.generate(generation())
+    first = asyncio.ensure_future(anext(deltas))
+    await until(lambda: any(link.sequences for link in world.streams._links.values()))
+    [link] = world.streams._links.values()
+    [mailbox] = link.sequences.values()
+    mailbox.put(Output("r", 0, 0, (7, 8), None))
+    mailbox.put(Output("r", 0, 2, (), "error", error="broken"))
+    assert (await first).token_ids == (7, 8)
+    with pytest.raises(EngineFailure, match="broken"):
+        await anext(deltas)
 
 
 async def test_closing_early_counts_as_cancelled_and_stops_the_engine(world: World) -> None:

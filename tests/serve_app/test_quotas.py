@@ -123,6 +123,17 @@ async def test_a_restarted_admission_does_not_forgive_the_last_minute(
             error_of(await site.ask(max_tokens=20), 429, "rate_limit_exceeded")
 
 
+async def test_a_prompt_that_is_only_scored_pays_for_itself() -> None:
+    """One token is computed for it, which usage does not tell: so it costs nothing."""
+    async with metered_site(a={"daily_budget": 1.0}) as site:
+        reply = await site.ask(echo=True, max_tokens=0, ignore_eos=False)
+        assert reply.json()["usage"]["completion_tokens"] == 0
+        await site.settled()
+        booked = site.admission.router.snapshot().usage["a"]
+        assert (booked.prompt_tokens, booked.output_tokens, site.spent()) == (5, 0, 5)
+        assert booked.outcomes[Outcome.SUCCEEDED] == 1
+
+
 def until_stop(answer: str, choice: int) -> int:
     """Tokens of a scripted answer up to the one that completes "AB": they count up."""
     first = token(f"{answer}-{choice}", 0)

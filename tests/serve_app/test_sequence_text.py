@@ -4,12 +4,17 @@ import random
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from replica.messages import FinishReason
+from replica.messages import FinishReason, TokenLogprobs
 from serve_app.backend import EngineFailure
 from serve_app.detokenizer import detokenizers
-from serve_app.sequence_text import SequenceText
+from serve_app.logprobs import ToldToken
+from serve_app.sequence_text import Ending, SequenceText
 from tests.serve_app.text import byte_tokenizer
+from tests.serve_app.tokenizers_made import metaspace_tokenizer, wordpiece_tokenizer
 
 NEW = detokenizers(byte_tokenizer().backend_tokenizer)
 EOS = 256
@@ -89,3 +94,55 @@ def test_a_stop_string_lies_behind_the_minimum(minimum: int, expected: str, per_
         piece, ending = text.read(data[start:end], "length" if end >= len(data) else None)
         out, start = out + piece, end
     assert (out, ending) == (expected, "stop")
+
+
+BYTES = byte_tokenizer().backend_tokenizer
+METASPACE, WORDPIECE = metaspace_tokenizer(), wordpiece_tokenizer()
+CASES = [
+    # tokenizer, how many of its ids are drawn from, stop strings
+    (BYTES, 260, ("\ufffd\ufffd", "ab", "</s>")),
+    (BYTES, 3, ("\x01\x02", "\x02\x02\x01")),
+    (METASPACE, 270, (" Hello", "lo w", "\ufffd")),
+    (WORDPIECE, 8, ("s hel", "do", ", ", "gs")),
+]
+
+
+@given(st.sampled_from(CASES), st.integers(0, 3), st.booleans(), st.data())
+def test_where_it_ends_does_not_depend_on_what_comes_together(
+    case: tuple[Tokenizer, int, tuple[str, ...]], minimum: int, include: bool, data: st.DataObject
+) -> None:
+    """Neither its text, nor its tokens and what is told of them."""
+    tokenizer, size, stops = case
+    drawn = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=40))
+    reason = data.draw(st.sampled_from(["stop", "length"]))
+    borders = data.draw(st.sets(st.integers(1, len(drawn))))
+    told = tuple(TokenLogprobs(-float(place), (), ()) for place in range(len(drawn)))
+
+    def read(ends: list[int]) -> tuple[str, Ending | None, int, list[ToldToken]]:
+        text = SequenceText(detokenizers(tokenizer)(False), stops, include, minimum)
+        out, tokens, ending, start = "", [], None, 0
+        for end in ends:
+            last = reason if end == len(drawn) else None
+            piece, ending = text.read(tuple(drawn[start:end]), last, told[start:end])
+            out, start = out + piece, end
+            tokens += text.take_tokens()
+            if ending is not None:
+                break
+        return out, ending, text.tokens, tokens
+
+    one_by_one = read(list(range(1, len(drawn) + 1)))
+    assert read(sorted({*borders, len(drawn)})) == one_by_one
+    assert read([len(drawn)]) == one_by_one
+    assert one_by_one[2] <= len(drawn)
+
+
+def test_tokens_count_up_to_the_one_that_completes_the_stop_string() -> None:
+    text = SequenceText(NEW(True), stops=("END",))
+    assert text.read(ids("a END and more"), "length") == ("a ", "stop")
+    assert (text.tokens, text.is_cut) == (5, True)
+
+
+def test_a_stop_token_counts_though_it_is_not_shown() -> None:
+    text = SequenceText(NEW(True), stops=("END",))
+    assert text.read((*ids("ab"), EOS), "stop") == ("ab", "stop")
+    assert (text.tokens, text.is_cut) == (3, False)

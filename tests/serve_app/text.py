@@ -107,6 +107,8 @@ class TextBackend:
 
     generations: list[Generation] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
+    needed: list[int | None] = field(default_factory=list)
+    """Tokens of the sequences that were stopped, as their consumers said."""
     running: int = 0
     deltas_sent: int = 0
 
@@ -137,8 +139,9 @@ class TextBackend:
                 yield delta
             await asyncio.sleep(self.settle_s)
             outcome = "succeeded"
-        except Enough:
+        except Enough as enough:
             outcome = "enough"
+            self.needed.append(enough.tokens)
             raise
         except (Refused, EngineFailure, RuntimeError):
             outcome = "failed"

@@ -7,7 +7,7 @@ import pytest
 
 from router.tenant import digest
 from tests.models import save_tiny
-from tests.serve_app.on_ray.site import ADMIN_KEY, APP, BULK_KEY, KEY, MODEL, Site, until
+from tests.serve_app.on_ray.site import ADMIN_KEY, APP, BULK_KEY, KEY, MODEL, PAGE, Site, until
 
 REPLICAS = 2
 MAX_ROWS = 32
@@ -84,6 +84,7 @@ def configuration(model: str, usage: str) -> dict[str, object]:
         "prices": {MODEL: {"prompt": 1.0, "output": 2.0}},
         "usage": usage,
         "admin_keys": [digest(ADMIN_KEY)],
+        "api": {"cors_origins": [PAGE]},
     }
     application = {"name": APP, "import_path": "serve_app.app:build", "args": args}
     return {"applications": [application]}

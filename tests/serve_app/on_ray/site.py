@@ -26,6 +26,8 @@ KEY = "key-acme"
 BULK_KEY = "key-bulk"
 """Of a tenant with more requests at once."""
 ADMIN_KEY = "key-admin"
+PAGE = "https://app.example.com"
+"""Origin of a web page that may call the API."""
 TOKENS = 64
 DEPLOY_S = 150.0
 """Longer than Serve's own 60 s: machines are busy."""

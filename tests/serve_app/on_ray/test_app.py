@@ -16,6 +16,7 @@ from tests.oracle import Oracle
 from tests.serve_app.on_ray.site import (
     KEY,
     MODEL,
+    PAGE,
     TOKENS,
     Site,
     actors,
@@ -92,6 +93,24 @@ async def test_structure_penalties_and_log_probabilities_pass_through_all_of_it(
     wanted = [float(table[at, token]) for at, token in enumerate(ids[0, 1:].tolist())]
     assert told[0] is None
     assert told[1 : len(prompt)] == pytest.approx(wanted, abs=1e-3)
+
+
+async def test_web_pages_may_call_and_read(site: Site) -> None:
+    """Whatever answers: routes, administrators' routes or what refuses a key."""
+    async with site.http() as http:
+        http.headers["Origin"] = PAGE
+        asked = {"Access-Control-Request-Method": "POST", "Authorization": ""}
+        preflight = await http.options("/v1/chat/completions", headers=asked)
+        body = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+        answer = await http.post("/v1/completions", json=body)
+        streamed = await http.post("/v1/completions", json=body | {"stream": True})
+        refused = await http.get("/v1/models", headers={"Authorization": "Bearer nobody"})
+        admin = await http.get("/admin/tenants")
+    replies = [preflight, answer, streamed, refused, admin]
+    assert [reply.status_code for reply in replies] == [200, 200, 200, 401, 401]
+    assert {reply.headers["access-control-allow-origin"] for reply in replies} == {PAGE}
+    assert "x-ratelimit-remaining-tokens" in answer.headers
+    assert "x-ratelimit-remaining-tokens" in answer.headers["access-control-expose-headers"]
 
 
 async def test_both_replicas_work(site: Site) -> None:
