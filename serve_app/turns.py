@@ -213,23 +213,21 @@ def _with_system_at(turns: Sequence[Turn], place: System) -> list[Turn]:
     return [*others[:number], others[number] | {"content": content}, *others[number + 1 :]]
 
 
-def _joined(turns: Iterable[Turn]) -> Iterator[Turn]:
-    """Neighbours of one role as one turn; calls stay by themselves."""
-    pending: Turn | None = None
+def _joined(turns: Iterable[Turn]) -> list[Turn]:
+    """Neighbours of one role as one turn; calls and results stay by themselves."""
+    groups: list[list[Turn]] = []
     for turn in turns:
-        if pending is None:
-            pending = turn
-        elif turn["role"] == pending["role"] != "tool" and not _calls(turn, pending):
-            pending = pending | {"content": pending["content"] + GAP + turn["content"]}
+        if groups and _shares_turn(groups[-1][0], turn):
+            groups[-1].append(turn)
         else:
-            yield pending
-            pending = turn
-    if pending is not None:
-        yield pending
+            groups.append([turn])
+    return [group[0] | {"content": GAP.join(one["content"] for one in group)} for group in groups]
 
 
-def _calls(*turns: Turn) -> bool:
-    return any("tool_calls" in turn for turn in turns)
+def _shares_turn(one: Turn, other: Turn) -> bool:
+    if "tool_calls" in one or "tool_calls" in other:
+        return False
+    return bool(one["role"] == other["role"] != "tool")
 
 
 def _in_parts(turn: Turn) -> Turn:
