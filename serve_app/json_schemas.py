@@ -123,8 +123,6 @@ def _plain(schema: Schema) -> Schema:
         for key, value in schema.items()
         if key not in ANNOTATIONS and not key.startswith("x-") and not _is_neutral(key, value)
     }
-    if "if" not in kept or not kept.keys() & {"then", "else"}:
-        kept = {key: kept[key] for key in kept if key not in ("if", "then", "else")}
     if kept.get("format", "unknown") not in FORMATS:
         del kept["format"]
     return kept

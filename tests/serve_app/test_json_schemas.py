@@ -27,8 +27,6 @@ STRING = {"type": "string"}
         ({"uniqueItems": True}, {"uniqueItems": True}),
         ({"unevaluatedProperties": {}}, {}),
         ({"unevaluatedProperties": False}, {"unevaluatedProperties": False}),
-        ({"if": {}, "title": "t"}, {}),
-        ({"then": {}}, {}),
         ({"if": {}, "then": STRING}, {"if": {}, "then": STRING}),
     ],
 )
