@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from serve_app.call_forms import HERMES, CallForm, form_in
 from serve_app.conversation import Function, Message
-from serve_app.turns import System, TemplateProfile, Turn, described, turns_of
+from serve_app.turns import NotTaken, System, TemplateProfile, Turn, described, turns_of
 
 Render: TypeAlias = Callable[[Sequence[Turn], Mapping[str, Any]], str]
 
@@ -78,9 +78,8 @@ def templates_of(
 
 def told(error: Exception) -> str:
     """What a template says of why it refuses a conversation; empty if it fails otherwise."""
-    if type(error) is not TemplateError or not error.message:
-        return ""
-    return " ".join(error.message.split())
+    says = isinstance(error, NotTaken) or type(error) is TemplateError
+    return " ".join(str(error).split()) if says else ""
 
 
 def _special_pieces(form: CallForm, tokenizer: Tokenizer) -> tuple[tuple[str, int], ...]:
@@ -178,6 +177,8 @@ SPOILED = _Case((_USER, _CUT, _RESULTS[0]), ("zquser", "zqcut", "zqfirst"), offe
 def profile_of(render: Render) -> TemplateProfile:
     """How conversations have to be put to a template. Raises ValueError if there is no way."""
     profile = _plain(render)
+    if profile.alone:
+        return profile
     profile = replace(profile, tools=_tools_variable(render, profile))
     calls = profile.tools is not None and _with_calls(render, profile)
     profile = calls or _with_calls_as_text(render, profile)
@@ -193,17 +194,22 @@ def profile_of(render: Render) -> TemplateProfile:
 
 
 def _plain(render: Render) -> TemplateProfile:
+    """Without tools."""
     systems = _system_places(render)
     candidates = [
         TemplateProfile(parts=parts, alternates=alternates, system=system)
         for parts, alternates, system in product((False, True), (False, True), systems)
     ]
-    found = next((one for one in candidates if _fits(render, one, PLAIN, TWICE)), None)
-    if found is not None and _text(render, found, ALONE) is None:
-        logger.warning("the chat template refuses a conversation without a system message")
-    elif found is None or not _fits(render, found, ALONE):
-        raise ValueError(f"The chat template cannot be used: it {_fault(render)}.")
-    return found
+    if found := next((one for one in candidates if _fits(render, one, PLAIN, TWICE)), None):
+        text = _text(render, found, ALONE)
+        if text is None or "zquser" in text:
+            return found
+    single = (TemplateProfile(alone=True, parts=parts) for parts in (False, True))
+    fault = f"the chat template {_fault(render)}"
+    if found := next((one for one in single if _fits(render, one, ALONE)), None):
+        logger.warning("%s: it is used for single messages of users only", fault)
+        return found
+    raise ValueError(f"{fault[0].upper()}{fault[1:]}: it cannot be used.")
 
 
 def _system_places(render: Render) -> tuple[System, ...]:

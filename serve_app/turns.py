@@ -27,10 +27,16 @@ GAP = "\n\n"
 """Between texts that share a turn."""
 
 
+class NotTaken(Exception):
+    """A conversation that a template cannot write, and why."""
+
+
 @dataclass(frozen=True)
 class TemplateProfile:
     """What a conversation has to look like. The defaults are what most templates take."""
 
+    alone: bool = False
+    """It is one message of the user: all else would be left out."""
     parts: bool = False
     """Content is a list of parts, not a text."""
     system: System = "turns"
@@ -70,7 +76,9 @@ def described(tool: Function) -> Mapping[str, Any]:
 def turns_of(
     messages: Sequence[Message], tools: Sequence[Function], profile: TemplateProfile
 ) -> list[Turn]:
-    """The conversation for a template of this profile."""
+    """The conversation for a template of this profile. Raises NotTaken."""
+    if profile.alone and (tools or len(messages) > 1 or messages[0].role != "user"):
+        raise NotTaken("it takes a single message of the user")
     turns: Iterable[Turn] = _with_ids(messages)
     if profile.single:
         turns = _one_call_each(list(turns))

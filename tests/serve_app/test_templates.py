@@ -104,6 +104,23 @@ async def test_a_conversation_may_have_any_common_shape(family: str) -> None:
     assert all(word in text for word in ("Hi", "Bon", "no JSON", "Bonn, then.", "There"))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+async def test_whatever_an_answer_holds_is_taken_back(family: str) -> None:
+    encoder = PromptEncoder(of_family(family))
+    given = ["{}", '{"city": "Bonn"}', '{"city": "Bo', "[1]", "null", '"}"', '{"a": {"b": [null]}}']
+    for content in (None, "", "So </s> be it.\n"):
+        for count in range(4):
+            for arguments in given if count else [""]:
+                made: dict[str, Any] = {"role": "assistant", "content": content}
+                made["tool_calls"] = [call(number, arguments) for number in range(count)] or None
+                made["reasoning_content"] = "Hm." if count % 2 else None
+                results = [result(number, f"told {number}") for number in range(count)]
+                turns = [QUESTION, made, *results]
+                text = await prompt(encoder, turns, [WEATHER])
+                assert all(text.count(f"told {number}") == 1 for number in range(count))
+                await prompt(encoder, [*turns, ANSWER, QUESTION], [WEATHER])
+
+
 async def test_qwen_3_is_given_the_thoughts_of_this_turn() -> None:
     encoder = PromptEncoder(of_family("qwen3"))
     thinks = {**CALLS, "reasoning_content": "Hm, both."}
@@ -181,8 +198,6 @@ async def test_content_that_is_read_in_parts_comes_in_parts() -> None:
     ("template", "reason"),
     [
         ("{{ bos_token }}", "leaves out what the user says"),
-        ("{{ messages[-1].content }}", "leaves out .*earlier answers"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "answers"),
         ("{{ raise_exception('I take nothing') }}", "refuses a conversation .I take nothing"),
         ("{{ messages.nothing.there }}", "refuses a conversation .UndefinedError"),
         ("{% if %}", "refuses a conversation .TemplateSyntaxError"),
@@ -193,6 +208,31 @@ async def test_content_that_is_read_in_parts_comes_in_parts() -> None:
 def test_a_template_that_cannot_be_used_is_refused_at_the_start(template: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         PromptEncoder(tokenizer(template))
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[-1].content }}", "leaves out .*earlier answers"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "answers"),
+        ("{% for part in messages[0].content %}{{ part.text }}{% endfor %}", "leaves out"),
+    ],
+)
+async def test_a_template_of_a_single_message_is_given_nothing_else(
+    template: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as those of models that judge one message."""
+    encoder = PromptEncoder(tokenizer(template))
+    assert re.search(reason, caplog.text)
+    assert await prompt(encoder, [QUESTION]) == "Bonn or\nRome?"
+    for turns, tools in (
+        ([SYSTEM, QUESTION], []),
+        ([QUESTION, ANSWER, QUESTION], []),
+        ([ANSWER], []),
+        ([QUESTION], [WEATHER]),
+    ):
+        with pytest.raises(ApiError, match="conversation: it takes a single message of the user"):
+            await prompt(encoder, turns, tools)
 
 
 @pytest.mark.parametrize(
