@@ -44,6 +44,10 @@ class CallForm:
         """For answers in which nothing but its mark tells a call from other text."""
         return replace(self, bare=False)
 
+    def within(self, vocab_size: int) -> CallForm:
+        """For a model that has no other tokens: what is beyond is spelled."""
+        return replace(self, special=tuple(one for one in self.special if one[1] < vocab_size))
+
     def written(self, name: str, arguments: str) -> str:
         """One call. arguments: JSON."""
         return self.opened(name, arguments) + self.end + self.close

@@ -54,7 +54,7 @@ async def grammar_of(
     if not model.grammars:
         raise invalid(f"{param} is not supported with this model", param, "unsupported_parameter")
     if isinstance(request, ChatRequest) and tools:
-        return await _of_tools(request, trial, form)
+        return await _of_tools(request, trial, form.within(model.vocab_size))
     assert asked is not None
     grammar = await asyncio.to_thread(_of_field, *asked)
     if fault := await _fault(param, grammar, trial):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from serve_app import grammars
 from serve_app.backend import ServedModel
-from serve_app.call_forms import FORMS, HERMES, CallForm
+from serve_app.call_forms import FORMS, HERMES, MISTRAL, CallForm
 from serve_app.errors import ApiError
 from serve_app.grammar_trial import GrammarTrial
 from serve_app.grammars import grammar_of
@@ -182,3 +183,9 @@ async def test_what_constrains_nothing_is_no_reason_to_refuse(case: str, where: 
         beside = await grammar(tool("f", GOOD), response_format=form)
         assert accepts(beside, json.dumps(arguments))
         assert calls(beside, "f", {"n": 1})
+
+
+async def test_a_mark_whose_token_the_model_has_not_is_spelled() -> None:
+    form = replace(MISTRAL, special=(("[TOOL_CALLS]", MODEL.vocab_size),))
+    made = await grammar(tool("f", GOOD), form=form)
+    assert accepts(made, form.written("f", '{"n": 1}'))
