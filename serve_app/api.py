@@ -179,7 +179,13 @@ class Api:
         )
         prompts = [check_prompt(prompt_ids, model, "messages")]
         names = [tool.name for tool in tools]
-        new_caller = partial(ToolCallReader, form, names, only_calls=body.tool_mode != "auto")
+        new_caller = partial(
+            ToolCallReader,
+            form,
+            names,
+            only_calls=body.tool_mode != "auto",
+            only_first=body.structure is not None,
+        )
         shape = ChatShape(
             _telling(offer, body),
             new_caller=new_caller if tools else None,

@@ -30,17 +30,24 @@ class ToolCallReader:
     """Reads one answer, which may end anywhere. What may turn out to be a call is held back."""
 
     def __init__(
-        self, form: CallForm = HERMES, names: Sequence[str] = (), *, only_calls: bool = False
+        self,
+        form: CallForm = HERMES,
+        names: Sequence[str] = (),
+        *,
+        only_calls: bool = False,
+        only_first: bool = False,
     ) -> None:
         """names: of the tools. only_calls: the answer is held to calls, so that even half a mark
-        is no content."""
+        is no content. only_first: it begins with calls or is JSON, whose texts may hold a mark."""
         self.calls = 0
         """Begun so far."""
         self._form = form
         self._heads = [form.head + name + form.middle for name in names] if form.bare else []
+        self._heads += [form.mark] if only_first else []
+        self._otherwise = "text" if only_first else "content"
         self._only_calls = only_calls
         self._buffer = ""
-        self._reading = "start" if form.bare else "content"
+        self._reading = "start" if self._heads else self._otherwise
         self._arguments = _Arguments()
 
     @property
@@ -71,6 +78,9 @@ class ToolCallReader:
                     self._start(last)
                 case "content":
                     yield self._until_mark(last)
+                case "text":
+                    yield self._buffer
+                    self._buffer = ""
                 case "call":
                     yield from self._begin()
                 case "arguments":
@@ -83,18 +93,16 @@ class ToolCallReader:
                 return
 
     def _start(self, last: bool) -> None:
-        """A call may begin the answer without a mark."""
+        """What only an answer's beginning tells: a call without a mark, or JSON."""
         head = self._buffer.lstrip(LEAD)
-        if len(self._buffer) - len(head) > MAX_LEAD:
-            self._reading = "content"
-        elif any(head.startswith(known) for known in self._heads):
-            self._buffer, self._reading = head, "call"
-        elif not any(known.startswith(head) for known in self._heads):
-            self._reading = "content"
+        is_late = len(self._buffer) - len(head) > MAX_LEAD
+        if not is_late and any(head.startswith(known) for known in self._heads):
+            self._buffer, self._reading = head.removeprefix(self._form.mark), "call"
+        elif is_late or not any(known.startswith(head) for known in self._heads):
+            self._reading = self._otherwise
         elif last:
-            self._reading = "content"
-            if self._only_calls:
-                self._buffer = ""
+            self._buffer = "" if self._only_calls else self._buffer
+            self._reading = self._otherwise
 
     def _until_mark(self, last: bool) -> str:
         """Take what comes before the mark, and the mark."""

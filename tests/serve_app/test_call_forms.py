@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -199,6 +200,21 @@ def test_beside_json_a_call_has_its_mark() -> None:
     assert read(form, answer) == (answer, [], False)
     assert follows(grammar, ids_of(form, "<|python_tag|>" + answer))
     assert read(form, "<|python_tag|>" + answer) == ("", [("f", "{}")], True)
+
+
+@FORM
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_a_mark_within_json_is_text(form: CallForm, size: int) -> None:
+    """An answer of a schema begins with a call, or has none."""
+    form = form.marked()
+    grammar = tool_grammar(TOOLS, form, schema={"type": "string"})
+    call = text_of(form, [("f", "{}")])
+    answer = json.dumps(f"so: {call}")
+    assert follows(grammar, list(answer.encode()))
+    assert follows(grammar, ids_of(form, call))
+    for text, told in ((answer, (answer, [], False)), (call, ("", [("f", "{}")], True))):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert read(form, parts, only_first=True) == told
 
 
 def test_a_form_is_found_in_what_a_template_writes() -> None:
