@@ -138,8 +138,7 @@ def race_bench(runner: DecoderRunner, seed: int, context: int, **options: Any) -
         eos_token_ids=(EOS_ID,),
         device=HostDevice(Pauses(seed)),
         on_idle=IOSlot.poison,
-        grammars=PlannedFailures(),
-        **options,
+        **{"grammars": PlannedFailures(), **options},
     )
     config = engine.config
     engine.engine.scheduler.blocks = NaNBlocks(
