@@ -37,8 +37,10 @@ class Traffic:
     def request(self) -> Submit:
         """One that is to be answered."""
         random = self._random
-        prior = self.ids(random.choice((1, 5, 60))) if random.random() < 0.05 else ()
-        return self._submit(self._prompt(), self._sampling(), prior_output_ids=prior)
+        sampling = self._sampling()
+        resumed = random.random() < 0.05
+        prior = self.ids(min(random.choice((1, 5, 60)), sampling.max_tokens)) if resumed else ()
+        return self._submit(self._prompt(), sampling, prior_output_ids=prior)
 
     def refusal(self) -> Submit:
         """One that is to be refused, and to hurt nobody."""
@@ -50,7 +52,7 @@ class Traffic:
             (one, {"max_tokens": 0}),
             (one, {"seed": 2**64}),
             (one, {"top_k": 2**63}),
-            (one, {"min_tokens": 2**31}),
+            (one, {"min_tokens": 2**31, "max_tokens": 2**31}),
             (one, {"temperature": float("nan")}),
             (one, {"min_p": float("inf")}),
             (one, {"logit_bias": ((5, float("-inf")),)}),

@@ -168,16 +168,27 @@ class Api:
         offer = self._offer_for(body, request, prompts=1)
         model = await offer.model(request.state.tenant)
         tools = body.offered_tools
-        grammar = await grammar_of(body, model, self._trial)  # before large tools are written down
+        tags = None if body.is_bound else offer.reasoning
+        form = offer.encoder.call_form
+        if tags or body.structure:
+            form = form.marked()
+        # Before large tools are written down.
+        grammar = await grammar_of(body, model, self._trial, form)
         text, prompt_ids = await offer.encoder.chat(
             body.messages, model.max_model_len, tools, body.chat_template_kwargs
         )
         prompts = [check_prompt(prompt_ids, model, "messages")]
-        tags = None if body.is_bound else offer.reasoning
-        only_calls = body.tool_mode != "auto"
+        names = [tool.name for tool in tools]
+        new_caller = partial(
+            ToolCallReader,
+            form,
+            names,
+            only_calls=body.tool_mode != "auto",
+            only_first=body.structure is not None,
+        )
         shape = ChatShape(
             _telling(offer, body),
-            new_caller=partial(ToolCallReader, only_calls=only_calls) if tools else None,
+            new_caller=new_caller if tools else None,
             reasoning=tags,
             thinking=tags is not None and tags.is_open(text),
         )
@@ -258,8 +269,9 @@ async def _prompt_ids(prompt: Prompt, offer: Offer, model: ServedModel) -> tuple
 
 
 def _new_text(offer: Offer, body: GenerationRequest) -> SequenceText:
+    calls = isinstance(body, ChatRequest) and bool(body.offered_tools)
     return SequenceText(
-        offer.new_detokenizer(body.skip_special_tokens is not False),
+        offer.new_detokenizer(body.skip_special_tokens is not False, marks=calls),
         stops=body.stop,
         include_stop=bool(body.include_stop_str_in_output),
         min_tokens=body.min_tokens or 0,

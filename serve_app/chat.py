@@ -7,28 +7,32 @@ answer is made; what it refuses, it refuses with an `ApiError`.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.conversation import CalledFunction, Function, Message
+from replica.vocabulary import without_absent
+from serve_app.call_forms import HERMES, CallForm
+from serve_app.conversation import Function, Message
 from serve_app.errors import invalid, too_long
 from serve_app.special_tokens import SpecialTokens
-from serve_app.tool_calls import instructions, written
-
-Turns: TypeAlias = "list[dict[str, Any]]"
-"""A conversation as templates expect it."""
+from serve_app.templates import MAX_REASON, templates_of, told, variables_of
+from serve_app.turns import turns_of
 
 logger = logging.getLogger(__name__)
 
 INLINE_CHARS = 4096
 """A longer text is written and tokenised in a thread: the event loop serves other streams
 meanwhile."""
+MAX_REFUSALS = 100
+"""Different ones that are told in the log."""
+MAX_LOGGED = 300
 INLINE_TURN = 100
 """Characters that take as long to write as a turn does by itself."""
 
@@ -40,7 +44,6 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -49,21 +52,21 @@ class PromptEncoder:
         """Ids at or above it have no text."""
         self._longest_token = max(len(token.encode()) for token in vocabulary)
         self._special = SpecialTokens(self._backend)
-        self._knows_tools = False
-        """The chat template writes tools and calls by itself."""
-        self._warm_up()
+        self._templates = templates_of(tokenizer)
+        self._refusals: set[str] = set()
+        """Told in the log."""
 
-    def _warm_up(self) -> None:
-        if self._tokenizer.chat_template is None:
-            return
-        turns: Turns = [{"role": "user", "content": "warm up"}]
-        try:
-            self._render(turns)
-            tool = {"name": "knows_tools", "description": "", "parameters": {}}
-            text = self._render(turns, [{"type": "function", "function": tool}])
-            self._knows_tools = "knows_tools" in text
-        except Exception:
-            logger.warning("the chat template refuses a plain user message", exc_info=True)
+    def within(self, vocab_size: int) -> PromptEncoder:
+        """One that writes no added token at or above `vocab_size`, but spells it."""
+        encoder = copy(self)
+        encoder._backend = Tokenizer.from_str(without_absent(self._backend.to_str(), vocab_size))
+        encoder._special = SpecialTokens(encoder._backend)
+        return encoder
+
+    @property
+    def call_form(self) -> CallForm:
+        """How answers of this model call tools."""
+        return self._templates[1].profile.form if self._templates else HERMES
 
     async def chat(
         self,
@@ -78,7 +81,7 @@ class PromptEncoder:
         Raises ApiError if there is no template, if it refuses the conversation, or if the
         prompt cannot fit into `max_model_len` tokens.
         """
-        if self._tokenizer.chat_template is None:
+        if self._templates is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
         write = partial(self._write, messages, tools, variables)
         plain = not (tools or variables or any(turn.tool_calls for turn in messages))
@@ -97,17 +100,26 @@ class PromptEncoder:
         variables: Mapping[str, Any],
     ) -> str:
         """The conversation by the template, with marks. Raises ApiError if that refuses it."""
-        offered = [_described(tool) for tool in tools]
+        assert self._templates is not None
+        plain, with_tools = self._templates
+        template = with_tools if tools or any(turn.tool_calls for turn in messages) else plain
         try:
-            if self._knows_tools:
-                turns = [_native(turn) for turn in messages]
-            else:
-                turns, offered = _with_instructions(messages, offered), []
-            return self._render(*self._special.mark([turns, offered, variables]))
-        except Exception:
+            turns = turns_of(messages, tools, template.profile)
+            given = {**variables_of(tools, template.profile), **variables}
+            return template.render(*self._special.mark([turns, given]))
+        except Exception as error:
             # A template is code of the model's authors, and raises whatever it likes.
-            message = "The chat template of this model refuses the conversation."
-            raise invalid(message, "messages") from None
+            raise invalid(self._refusal(error), "messages") from None
+
+    def _refusal(self, error: Exception) -> str:
+        """What the client is told; the log tells the rest, once."""
+        logged = self._special.without_marks(f"{type(error).__name__}: {error}")[:MAX_LOGGED]
+        if logged not in self._refusals and len(self._refusals) < MAX_REFUSALS:
+            self._refusals.add(logged)
+            logger.warning("the chat template has refused a conversation: %r", logged)
+        reason = self._special.without_marks(told(error))[:MAX_REASON]
+        message = "The chat template of this model refuses the conversation"
+        return f"{message}: {reason}" if reason else f"{message}."
 
     async def text(
         self, text: str, max_model_len: int, *, add_special_tokens: bool = True
@@ -129,21 +141,6 @@ class PromptEncoder:
         encoded = (self._backend.encode(text, add_special_tokens=False).ids for text in spellings)
         return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
 
-    def _render(
-        self,
-        turns: Turns,
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
-        text: Any = self._tokenizer.apply_chat_template(
-            turns,
-            tools=list(tools) or None,
-            tokenize=False,
-            add_generation_prompt=True,
-            **variables,
-        )
-        return str(text)
-
     async def _encode(
         self, text: str, encode: Callable[[], list[int]], max_model_len: int, param: str
     ) -> tuple[int, ...]:
@@ -155,60 +152,3 @@ class PromptEncoder:
         if len(text) > INLINE_CHARS:
             return tuple(await asyncio.to_thread(encode))
         return tuple(encode())
-
-
-def _described(tool: Function) -> Mapping[str, Any]:
-    """As templates expect it."""
-    function = {
-        "name": tool.name,
-        "description": tool.description or "",
-        "parameters": tool.parameters or {"type": "object", "properties": {}},
-    }
-    return {"type": "function", "function": function}
-
-
-def _native(turn: Message) -> dict[str, Any]:
-    """For templates that know tools."""
-    made: dict[str, Any] = {"role": _role(turn.role), "content": turn.content}
-    if turn.tool_calls:
-        calls = [call.function for call in turn.tool_calls]
-        made["tool_calls"] = [
-            {"type": "function", "function": {"name": c.name, "arguments": _as_object(c)}}
-            for c in calls
-        ]
-    if turn.tool_call_id is not None:
-        made["tool_call_id"] = turn.tool_call_id
-    return made
-
-
-def _with_instructions(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Turns:
-    """For other templates: calls are text, and a system message says how to make them."""
-    turns = [{"role": _role(turn.role), "content": _with_calls(turn)} for turn in messages]
-    if tools:
-        system = instructions(tools)
-        if turns[0]["role"] == "system":
-            turns[0]["content"] += "\n\n" + system
-        else:
-            turns.insert(0, {"role": "system", "content": system})
-    return turns
-
-
-def _with_calls(turn: Message) -> str:
-    calls = [call.function for call in turn.tool_calls or ()]
-    texts = [written(c.name, _as_text(c)) for c in calls]
-    return "\n".join(filter(None, [turn.content, *texts]))
-
-
-def _as_object(called: CalledFunction) -> dict[str, Any]:
-    """Templates take arguments for an object; those of a call that was cut are none."""
-    return called.arguments if isinstance(called.arguments, dict) else {}
-
-
-def _as_text(called: CalledFunction) -> str:
-    arguments = called.arguments
-    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _role(role: str) -> str:
-    """Templates know the older name of a developer message."""
-    return "system" if role == "developer" else role

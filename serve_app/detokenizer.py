@@ -10,9 +10,9 @@ from __future__ import annotations
 import codecs
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
-from typing import TypeAlias
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
@@ -31,8 +31,12 @@ class Detokenizer(ABC):
         """What an unfinished character leaves at the end: U+FFFD, or nothing."""
 
 
-NewDetokenizer: TypeAlias = Callable[[bool], Detokenizer]
-"""Makes a detokenizer; the argument tells whether to skip special tokens."""
+class NewDetokenizer(Protocol):
+    """Makes a detokenizer."""
+
+    def __call__(self, skip: bool, /, *, marks: bool = False) -> Detokenizer:
+        """skip: special tokens have no text. marks: but those that calls of tools are written
+        with."""
 
 
 class ByteDetokenizer(Detokenizer):
@@ -101,23 +105,35 @@ class ContextDetokenizer(Detokenizer):
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
 
-def detokenizers(tokenizer: Tokenizer) -> NewDetokenizer:
+def detokenizers(tokenizer: Tokenizer, marks: Collection[int] = ()) -> NewDetokenizer:
     """The kind that fits the tokenizer's decoder; tables are built once, here.
 
-    Raises ValueError for a decoder that neither kind can follow.
+    marks: special tokens that calls of tools are written with. Raises ValueError for a decoder
+    that neither kind can follow.
     """
     kinds = _decoder_kinds(tokenizer)
     special = frozenset(
         token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special
     )
+    skipped = {
+        (True, False): special,
+        (True, True): special.difference(marks),
+        (False, False): frozenset[int](),
+        (False, True): frozenset[int](),
+    }
     if kinds <= {"ByteLevel", "Fuse"} and "ByteLevel" in kinds:
         every = _bytes_of_tokens(tokenizer)
-        ordinary = {token: data for token, data in every.items() if token not in special}
-        return lambda skip: ByteDetokenizer(ordinary if skip else every)
+        tables = {
+            without: {token: data for token, data in every.items() if token not in without}
+            for without in set(skipped.values())
+        }
+        return lambda skip, /, *, marks=False: ByteDetokenizer(tables[skipped[skip, marks]])
     if "ByteLevel" in kinds:
         raise ValueError(f"a decoder of {sorted(kinds)} cannot be followed token by token")
     byte_of = _byte_tokens(tokenizer) if "ByteFallback" in kinds else {}
-    return lambda skip: ContextDetokenizer(tokenizer, byte_of, special if skip else frozenset())
+    return lambda skip, /, *, marks=False: ContextDetokenizer(
+        tokenizer, byte_of, skipped[skip, marks]
+    )
 
 
 def token_bytes(tokenizer: Tokenizer) -> Callable[[int], bytes]:

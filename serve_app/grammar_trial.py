@@ -33,8 +33,10 @@ STACK_BYTES = 1 << 20
 """An engine's threads have more: what compiles here does not overflow there."""
 MASK_CPU_S = 0.1
 """For what may come first, since a step of everybody's waits for it; schemas take 1 ms."""
-BYTES = 257
-"""Vocabulary of the tokenizer that grammars are tried with: every byte, and an end."""
+BYTES = 262
+"""Vocabulary of the tokenizer that grammars are tried with: every byte, and special tokens."""
+SPECIAL = 257
+"""One of these, to stand for those of other tokenizers."""
 
 # The child sees the same packages as its parent, whatever made them importable there.
 _BOOT = (

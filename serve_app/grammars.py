@@ -6,52 +6,132 @@ form is llguidance's (`replica.grammars`). The module does not know how tokens a
 
 from __future__ import annotations
 
-import json
+import asyncio
+import logging
 import re
-from collections.abc import Mapping
+import time
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 from llguidance import LLMatcher
 
 from serve_app.backend import ServedModel
+from serve_app.call_forms import HERMES, CallForm
 from serve_app.conversation import Function
-from serve_app.errors import invalid
-from serve_app.grammar_trial import GrammarTrial, TooComplex
+from serve_app.errors import ApiError, invalid
+from serve_app.grammar_trial import SPECIAL, GrammarTrial, TooComplex
+from serve_app.json_schemas import Schema, without_annotations, without_fine_print
 from serve_app.protocol import ChatRequest, GenerationRequest
-from serve_app.tool_calls import END, HEAD, MARK, MIDDLE
+from serve_app.tool_grammar import json_rule, tool_grammar
+
+logger = logging.getLogger(__name__)
 
 MAX_CHARS = 64 * 1024
 """Of a grammar in its final form. A larger one would take long to compile."""
 MAX_REASON = 100
 """Characters that are told of why a grammar cannot be compiled."""
+MAX_LOGGED = 100
+"""Different reasons that the log keeps apart."""
+SEARCH_S = 1.0
+"""Time to find out which tool's schema cannot be followed."""
+NO_ARGUMENTS: Schema = {"properties": {}, "additionalProperties": False}
+TOO_COMPLEX = "grammar_too_complex"
 CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]"}
 """Of ASCII, as JSON Schema's regular expressions have them; the library's are of Unicode."""
 
 
-# As Python's json writes it. Were any whitespace allowed, a small model might never stop.
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-async def grammar_of(request: GenerationRequest, model: ServedModel, trial: GrammarTrial) -> str:
-    """Empty if the output is free. Raises ApiError, naming the field, for what it cannot be."""
+async def grammar_of(
+    request: GenerationRequest, model: ServedModel, trial: GrammarTrial, form: CallForm = HERMES
+) -> str:
+    """Empty if the output is free. form: in which tools are called. Raises ApiError, naming the
+    field, for what the output cannot be."""
     asked = request.structure
-    if isinstance(request, ChatRequest) and request.offered_tools:
-        param, grammar = "tools", _of_tools(request, asked[1] if asked else None)
-    elif asked is not None:
-        param, grammar = asked[0], _of_field(*asked)
-    else:
+    tools = request.offered_tools if isinstance(request, ChatRequest) else []
+    if not tools and asked is None:
         return ""
+    param = asked[0] if asked and not tools else "tools"
     if not model.grammars:
         raise invalid(f"{param} is not supported with this model", param, "unsupported_parameter")
+    if isinstance(request, ChatRequest) and tools:
+        return await _of_tools(request, trial, form.within(model.vocab_size))
+    assert asked is not None
+    grammar = await asyncio.to_thread(_of_field, *asked)
+    if fault := await _fault(param, grammar, trial):
+        raise fault
+    return grammar
+
+
+async def _fault(param: str, grammar: str, trial: GrammarTrial) -> ApiError | None:
+    """Why a grammar cannot be followed. Raises ApiError for one that is too large to be tried."""
     if len(grammar) > MAX_CHARS:
         raise invalid(f"{param} is larger than {MAX_CHARS} characters", param)
     try:
         error = await trial.error(grammar)
     except TooComplex:
-        raise invalid(f"{param} is too complex to compile", param, "grammar_too_complex") from None
-    if error:
-        raise invalid(_told(param, error), param)
-    return grammar
+        return invalid(f"{param} is too complex to compile", param, TOO_COMPLEX)
+    return invalid(_told(param, error), param) if error else None
+
+
+async def _of_tools(request: ChatRequest, trial: GrammarTrial, form: CallForm) -> str:
+    """Tools that are not strict are held to as much of their schemas as can be followed."""
+    make = partial(
+        tool_grammar,
+        schema=without_annotations(request.structure[1]) if request.structure else None,
+        forced=request.tool_mode != "auto",
+        single=request.tool_mode == "one" or request.parallel_tool_calls is False,
+    )
+    # They may be megabytes until it is known that they are too large.
+    tools = await asyncio.to_thread(_without_annotations, request.offered_tools)
+    # The trial has no tokens but bytes and a few special ones.
+    tried = replace(form, special=tuple((text, SPECIAL) for text, _ in form.special))
+    fault = await _fault("tools", await asyncio.to_thread(make, tools, tried), trial)
+    if fault and not all(tool.strict for tool in tools):
+        _log_once(f"not every schema of a tool can be followed: {fault.message}")
+        tools = await _loosened(tools, trial, all_of_them=fault.code == TOO_COMPLEX)
+        fault = await _fault("tools", make(tools, tried), trial)
+    if fault:
+        raise fault
+    return make(tools, form)
+
+
+async def _loosened(
+    tools: list[Function], trial: GrammarTrial, *, all_of_them: bool
+) -> list[Function]:
+    """Those that are not strict with schemas that compile by themselves: whole, without what a
+    compiler may refuse, or of any object."""
+    ends = time.monotonic() + (0 if all_of_them else SEARCH_S)
+    return [tool if tool.strict else await _compilable(tool, trial, ends) for tool in tools]
+
+
+async def _compilable(tool: Function, trial: GrammarTrial, ends: float) -> Function:
+    """It takes any object where nothing better is found in time."""
+    whole = dict(tool.parameters or {})
+    for schema in (whole, without_fine_print(whole)):
+        if time.monotonic() >= ends:
+            break
+        rule = LLMatcher.grammar_from_lark(f"start: {json_rule(schema, lenient=True)}")
+        if not await _fault("tools", rule, trial):
+            return _with(tool, schema)
+    return _with(tool, {"type": "object"})
+
+
+def _without_annotations(tools: list[Function]) -> list[Function]:
+    """Each has a schema of objects: a tool without one takes no arguments."""
+    schemas = [tool.parameters or NO_ARGUMENTS for tool in tools]
+    return [
+        _with(tool, {**without_annotations(schema), "type": "object"})
+        for tool, schema in zip(tools, schemas, strict=True)
+    ]
+
+
+def _with(tool: Function, schema: Schema) -> Function:
+    return tool.model_copy(update={"parameters": schema})
+
+
+@lru_cache(MAX_LOGGED)
+def _log_once(message: str) -> None:
+    logger.warning(message)
 
 
 def _of_field(param: str, value: Any) -> str:
@@ -62,46 +142,12 @@ def _of_field(param: str, value: Any) -> str:
             return LLMatcher.grammar_from_lark(value)
         case "guided_choice":
             return LLMatcher.grammar_from_regex("|".join(map(re.escape, value)))
-    return LLMatcher.grammar_from_lark(f"start: {_json(value)}")
+    return LLMatcher.grammar_from_lark(f"start: {json_rule(without_annotations(value))}")
 
 
 def _ascii_classes(regex: str) -> str:
     """They may stand within brackets, too: the library's classes nest."""
     return re.sub(r"\\(.)", lambda found: CLASSES.get(found[1], found[0]), regex, flags=re.DOTALL)
-
-
-def _of_tools(request: ChatRequest, schema: Mapping[str, Any] | None) -> str:
-    """Text, or JSON of the schema, or calls in the form of `serve_app.tool_calls`."""
-    mark, tools = json.dumps(MARK), request.offered_tools
-    single = request.tool_mode == "one" or request.parallel_tool_calls is False
-    calls = "body" if single else "body more*"
-    start = f"{mark} {calls}"
-    if request.tool_mode == "auto":
-        start = f"TEXT | head {calls}" if schema is None else f"{_json(schema)} | {start}"
-    return LLMatcher.grammar_from_lark(
-        "\n".join(
-            [
-                f"start: {start}",
-                f"head[lazy]: TEXT {mark}",
-                "TEXT: /(.|\\n)*/",
-                f"more: {json.dumps(chr(10) + MARK)} body",
-                f"body: {json.dumps(HEAD)} call {json.dumps(END)}",
-                "call: " + " | ".join(f"call_{number}" for number in range(len(tools))),
-                *(f"call_{number}: {_call(tool)}" for number, tool in enumerate(tools)),
-            ]
-        )
-    )
-
-
-def _call(tool: Function) -> str:
-    schema = tool.parameters or {"properties": {}, "additionalProperties": False}
-    schema = {**schema, "type": "object"}
-    return f"{json.dumps(tool.name + MIDDLE)} {_json(schema, lenient=not tool.strict)}"
-
-
-def _json(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """In Lark's notation. `lenient` ignores what it cannot follow, as is usual for tools."""
-    return "%json " + json.dumps({**schema, "x-guidance": {**SPACING, "lenient": lenient}})
 
 
 def _told(param: str, error: str) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from replica.config import EngineConfig
 from replica.loading import load_spec, load_tokenizer
 from serve_app.detokenizer import detokenizers
+from serve_app.templates import templates_of
 
 
 def check_model(engine: EngineConfig) -> None:
     """Reads configuration and tokenizer, no weights. Raises ValueError with a sentence."""
     load_spec(engine.model, engine.revision)
-    detokenizers(load_tokenizer(engine.model, engine.revision).backend_tokenizer)
+    tokenizer = load_tokenizer(engine.model, engine.revision)
+    detokenizers(tokenizer.backend_tokenizer)
+    templates_of(tokenizer)

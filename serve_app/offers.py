@@ -5,6 +5,7 @@ The module knows neither routes nor requests.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from serve_app.token_texts import TokenTexts
 
 class Offer:
     """One model. Raises ValueError for a tokenizer whose decoding cannot be followed token by
-    token."""
+    token, or whose chat template cannot be used."""
 
     def __init__(
         self,
@@ -35,13 +36,18 @@ class Offer:
         self.name, self.names = name, (name, *aliases)
         self.backend, self.reasoning = backend, reasoning
         self.encoder = PromptEncoder(tokenizer)
-        self.new_detokenizer = detokenizers(tokenizer.backend_tokenizer)
+        marks = [token for _, token in self.encoder.call_form.special]
+        self._encodes_within = self.encoder.vocab_size
+        self.new_detokenizer = detokenizers(tokenizer.backend_tokenizer, marks)
         self.token_texts = TokenTexts(tokenizer.backend_tokenizer)
 
     async def model(self, tenant: Tenant) -> ServedModel:
         """As the tenant sees it: with its own context, and with the ids that have both logit and
         text. Raises Unavailable while no replica is ready."""
         model = await self.backend.model()
+        if model.vocab_size < self.encoder.vocab_size and model.vocab_size != self._encodes_within:
+            self._encodes_within = model.vocab_size
+            self.encoder = await asyncio.to_thread(self.encoder.within, model.vocab_size)
         context = min(tenant.max_context or model.max_model_len, model.max_model_len)
         vocab_size = min(model.vocab_size, self.encoder.vocab_size)
         return replace(model, max_model_len=context, vocab_size=vocab_size)

@@ -73,7 +73,8 @@ def sampling(
         stop_token_ids=stops,
         ignore_eos=bool(request.ignore_eos),
         allowed_token_ids=allowed,
-        bad_token_ids=bad_token_ids,
+        # What a token beyond the model spells cannot come.
+        bad_token_ids=tuple(ids for ids in bad_token_ids if max(ids) < model.vocab_size),
         grammar=grammar,
     )
 

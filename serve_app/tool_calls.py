@@ -1,29 +1,18 @@
-"""Calls of tools inside the text of an answer: how they are written, and how they are read.
+"""Calls of tools inside the text of an answer, as they are read.
 
-An answer calls a tool in the form that Hermes and Qwen models were trained on:
-
-    <tool_call>
-    {"name": "NAME", "arguments": {...}}
-    </tool_call>
-
-A grammar holds the model to exactly these characters (`serve_app.grammars`), so they can be read
-piece by piece without parsing JSON. The module knows text only.
+A grammar holds the model to exactly the characters of a form (`serve_app.call_forms`,
+`serve_app.grammars`), so calls can be read piece by piece without parsing JSON. The module knows
+text only.
 """
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+from serve_app.call_forms import HERMES, LEAD, MAX_LEAD, CallForm
 from serve_app.stop_strings import overlap
-
-MARK = "<tool_call>"
-HEAD = '\n{"name": "'
-MIDDLE = '", "arguments": '
-CLOSE = "\n</tool_call>"
-END = "}" + CLOSE
 
 
 class CallDelta(NamedTuple):
@@ -37,28 +26,28 @@ class CallDelta(NamedTuple):
     arguments: str
 
 
-def written(name: str, arguments: str) -> str:
-    """A call as text. arguments: JSON."""
-    return MARK + HEAD + name + MIDDLE + arguments + END
-
-
-def instructions(tools: Sequence[Mapping[str, Any]]) -> str:
-    """For models whose chat template does not know tools."""
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    form = written("NAME", "{...}")
-    return f"You may call these tools:\n{listed}\nTo call one, answer with\n{form}"
-
-
 class ToolCallReader:
-    """Reads one answer, which may end anywhere. What may turn out to be a mark is held back."""
+    """Reads one answer, which may end anywhere. What may turn out to be a call is held back."""
 
-    def __init__(self, *, only_calls: bool = False) -> None:
-        """only_calls: the answer is held to calls, so that even half a mark is no content."""
+    def __init__(
+        self,
+        form: CallForm = HERMES,
+        names: Sequence[str] = (),
+        *,
+        only_calls: bool = False,
+        only_first: bool = False,
+    ) -> None:
+        """names: of the tools. only_calls: the answer is held to calls, so that even half a mark
+        is no content. only_first: it begins with calls or is JSON, whose texts may hold a mark."""
         self.calls = 0
         """Begun so far."""
+        self._form = form
+        self._heads = [form.head + name + form.middle for name in names] if form.bare else []
+        self._heads += [form.mark] if only_first else []
+        self._otherwise = "text" if only_first else "content"
         self._only_calls = only_calls
         self._buffer = ""
-        self._reading = "content"
+        self._reading = "start" if self._heads else self._otherwise
         self._arguments = _Arguments()
 
     @property
@@ -77,49 +66,78 @@ class ToolCallReader:
                     before = deltas.pop()
                     part = before._replace(arguments=before.arguments + part.arguments)
                 deltas.append(part)
-            elif not self.calls:  # between calls there is but a line break
+            else:
                 content += part
         return content, deltas
 
     def _parts(self, last: bool) -> Iterator[str | CallDelta]:
         while self._buffer:
             before = len(self._buffer), self._reading
-            if self._reading == "content":
-                yield self._until(MARK, "name", last)
-            elif self._reading == "name":
-                yield from self._begin()
-            elif self._reading == "arguments":
-                yield from self._go_on()
-            else:
-                self._until(CLOSE, "content", last)
+            match self._reading:
+                case "start":
+                    self._start(last)
+                case "content":
+                    yield self._until_mark(last)
+                case "text":
+                    yield self._buffer
+                    self._buffer = ""
+                case "call":
+                    yield from self._begin()
+                case "arguments":
+                    yield from self._go_on()
+                case "between":
+                    self._pass()
+                case _:  # behind the last call
+                    self._buffer = ""
             if before == (len(self._buffer), self._reading):
                 return
 
-    def _until(self, mark: str, following: str, last: bool) -> str:
+    def _start(self, last: bool) -> None:
+        """What only an answer's beginning tells: a call without a mark, or JSON."""
+        head = self._buffer.lstrip(LEAD)
+        is_late = len(self._buffer) - len(head) > MAX_LEAD
+        if not is_late and any(head.startswith(known) for known in self._heads):
+            self._buffer, self._reading = head.removeprefix(self._form.mark), "call"
+        elif is_late or not any(known.startswith(head) for known in self._heads):
+            self._reading = self._otherwise
+        elif last:
+            self._buffer = "" if self._only_calls else self._buffer
+            self._reading = self._otherwise
+
+    def _until_mark(self, last: bool) -> str:
         """Take what comes before the mark, and the mark."""
-        found, mark_found, rest = self._buffer.partition(mark)
+        found, mark_found, rest = self._buffer.partition(self._form.mark)
         if mark_found:
-            self._buffer, self._reading = rest, following
+            self._buffer, self._reading = rest, "call"
             return found
-        held = overlap(self._buffer, mark) if self._only_calls or not last else 0
+        held = overlap(self._buffer, self._form.mark) if self._only_calls or not last else 0
         cut = len(self._buffer) - held
         taken, self._buffer = self._buffer[:cut], self._buffer[cut:]
         return taken
 
     def _begin(self) -> Iterator[CallDelta]:
-        name, complete, rest = self._buffer.partition(MIDDLE)
+        head, complete, rest = self._buffer.partition(self._form.middle)
         if complete:
+            name = head.rpartition(self._form.head)[2]
             self._buffer, self._reading = rest, "arguments"
             self.calls += 1
             self._arguments = _Arguments()
-            yield CallDelta(self.calls - 1, f"call_{uuid.uuid4().hex}", name[len(HEAD) :], "")
+            yield CallDelta(self.calls - 1, f"call_{uuid.uuid4().hex}", name, "")
 
     def _go_on(self) -> Iterator[CallDelta]:
         arguments, self._buffer = self._arguments.split(self._buffer)
         if self._buffer:
-            self._reading = "close"
+            self._reading = "between"
         if arguments:
             yield CallDelta(self.calls - 1, None, None, arguments)
+
+    def _pass(self) -> None:
+        """What stands between two calls, or behind the last one."""
+        expected = self._form.end + self._form.between
+        if self._form.between and self._buffer.startswith(expected):
+            self._buffer, self._reading = self._buffer[len(expected) :], "call"
+        elif not expected.startswith(self._buffer):
+            self._reading = "end"
 
 
 class _Arguments:

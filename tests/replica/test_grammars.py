@@ -8,11 +8,14 @@ import re
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 from llguidance import LLMatcher
+from tokenizers import Tokenizer
 
 from replica.grammars import Grammars
 from replica.messages import TOO_COMPLEX, Submit
+from replica.sequence import ConstraintFailure
 from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
 from tests.oracle import decoder_runner, prompts
 from tests.races import arrivals_and_cancels, race_bench
@@ -174,3 +177,72 @@ def test_an_engine_without_grammars_refuses_them():
     engine.run(submit("a", grammar=GRAMMARS["regex"]), submit("b"))
     assert engine.endings() == {"a": "error", "b": "length"}
     engine.close()
+
+
+def with_tokens(count: int) -> str:
+    """The tokenizer with more tokens, special and not; the first two are beyond the model's."""
+    tokenizer = byte_tokenizer().backend_tokenizer
+    tokenizer.add_special_tokens(["<extra>"])
+    tokenizer.add_tokens(["ab" * (number + 1) for number in range(count - 1)])
+    return tokenizer.to_str()
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "vocab_size", "eos"),
+    [
+        (with_tokens(2), VOCAB_SIZE, (EOS_ID,)),
+        (with_tokens(60), VOCAB_SIZE, (EOS_ID,)),
+        (with_tokens(2), VOCAB_SIZE, (EOS_ID, VOCAB_SIZE, VOCAB_SIZE + 1)),
+        (with_tokens(60), VOCAB_SIZE + 9, (EOS_ID,)),
+        (with_tokens(2), VOCAB_SIZE + 100, (EOS_ID,)),
+        (with_tokens(1), VOCAB_SIZE + 1, (EOS_ID, VOCAB_SIZE + 500)),
+    ],
+    ids=["two", "sixty", "eos", "ragged", "padded", "odd"],
+)
+def test_what_is_no_token_of_both_model_and_tokenizer_is_never_allowed(
+    tokenizer: str, vocab_size: int, eos: tuple[int, ...]
+) -> None:
+    """Tokenizers have tokens that the model has not, and models rows without a token."""
+    grammars = Grammars(tokenizer, vocab_size, eos)
+    known = Tokenizer.from_str(tokenizer).get_vocab_size()
+    for grammar, text in (("(ab)*|x", b"abab"), (r"(.|\n)*", b"abx")):
+        constraint = grammars.constraint(LLMatcher.grammar_from_regex(grammar))
+        assert constraint.ready(5.0)
+        for length in range(len(text) + 1):
+            bits = np.full((vocab_size + 7) // 8, 0xFF, np.uint8)
+            constraint.fill(np.array(list(text[:length])), bits)
+            allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+            assert len(allowed)
+            assert allowed.max() < min(vocab_size, known)
+    assert EOS_ID in allowed
+
+
+def test_a_grammar_that_only_absent_tokens_could_follow_fails_alone() -> None:
+    """A vocabulary may itself be larger than the model."""
+    state = json.loads(byte_tokenizer().backend_tokenizer.to_str())
+    state["model"]["vocab"]["beyond"] = VOCAB_SIZE
+    grammars = Grammars(json.dumps(state), VOCAB_SIZE, (EOS_ID,))
+    constraint = grammars.constraint(LLMatcher.grammar_from_lark(f"start: <[{VOCAB_SIZE}]>"))
+    assert constraint.ready(5.0)
+    with pytest.raises(ConstraintFailure):
+        constraint.fill(np.array([], int), np.zeros((VOCAB_SIZE + 7) // 8, np.uint8))
+
+
+@BOTH
+def test_tokens_are_the_same_with_a_tokenizer_that_has_more(
+    runner, asked, expected, overlap
+) -> None:
+    engine = bench(runner, Grammars(with_tokens(2), VOCAB_SIZE, (EOS_ID,)), overlap=overlap)
+    assert engine.run(*asked[:7]) == {r.request_id: expected[r.request_id] for r in asked[:7]}
+    engine.close()
+
+
+def test_no_absent_token_is_forced() -> None:
+    """Where a grammar leaves no choice, the library takes the tokens that spell it best."""
+    grammars = Grammars(with_tokens(2), VOCAB_SIZE, (EOS_ID,))
+    constraint = grammars.constraint(LLMatcher.grammar_from_regex("abab"))
+    assert constraint.ready(5.0)
+    bits = np.zeros((VOCAB_SIZE + 7) // 8, np.uint8)
+    for length, token in enumerate(b"abab"):
+        constraint.fill(np.array(list(b"abab"[:length]), int), bits)
+        assert np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist() == [token]

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.tool_calls import written
+from serve_app.call_forms import HERMES
 from tests.serve_app.asking import CHAT, chat, refused
 from tests.serve_app.text import TextBackend
 
@@ -87,7 +87,7 @@ def test_arguments_in_history_are_whatever_a_model_wrote(
     reply = http.post(CHAT, json=chat(messages=turns, max_tokens=1))
     assert reply.status_code == 200, reply.text
     prompt = bytes(backend.generations[0].prompt_ids).decode()
-    assert prompt == "hot?" + written("f", shown) + "20 degrees"
+    assert prompt == "hot?" + HERMES.written("f", shown) + "20 degrees"
 
 
 def test_a_fault_of_a_call_is_told_alone(http: httpx.Client) -> None:
@@ -130,3 +130,26 @@ def test_tools_that_change_nothing_are_served(
     message = reply.json()["choices"][0]["message"]
     assert "tool_calls" not in message
     assert message["content"] == "hello"
+
+
+@pytest.mark.parametrize("where", ["tools", "response_format"])
+@pytest.mark.parametrize("key", ["items", "properties", "anyOf"])
+@pytest.mark.parametrize("depth", [10, 55, 90, 180])
+def test_deeply_nested_schemas_do_no_harm(
+    http: httpx.Client, backend: TextBackend, where: str, key: str, depth: int
+) -> None:
+    """Taken, or refused as a bad request."""
+    backend.model_ = replace(backend.model_, max_model_len=20_000)
+    schema: Any = {"type": "string"}
+    for _ in range(depth):
+        schema = {key: {"items": schema, "properties": {"a": schema}, "anyOf": [schema]}[key]}
+    schema = {"type": "object", "properties": {"a": schema}}
+    fields: dict[str, Any] = {
+        "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},
+        "response_format": {
+            "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}
+        },
+    }[where]
+    reply = http.post(CHAT, json=chat(**fields, max_tokens=1))
+    assert reply.status_code in (200, 400), reply.text
+    assert reply.status_code == 200 or depth > 20

@@ -14,6 +14,8 @@ from serve_app.conversation import Function, Message
 from serve_app.errors import ApiError
 from tests.serve_app.text import byte_tokenizer
 
+ALL = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
 
 def message(content: Any, role: str = "user") -> Message:
     return Message.model_validate({"role": role, "content": content})
@@ -42,16 +44,6 @@ async def test_text_parts_are_lines(encoder: PromptEncoder) -> None:
     assert (await encoder.chat([message(parts, "assistant")], 100))[1] == tuple(b"one\ntwo")
 
 
-async def test_a_template_that_refuses_is_a_bad_request_without_its_words(
-    encoder: PromptEncoder,
-) -> None:
-    with pytest.raises(ApiError) as refused:
-        await encoder.chat([message("refuse me")], 100)
-    assert refused.value.status == 400
-    assert "secret" not in refused.value.message
-    assert refused.value.__suppress_context__
-
-
 async def test_without_a_template_there_is_no_chat() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = None
@@ -61,19 +53,10 @@ async def test_without_a_template_there_is_no_chat() -> None:
     assert await encoder.text("hi", 100) == tuple(b"hi")
 
 
-def test_a_template_that_refuses_the_warm_up_is_only_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('system first') }}"
-    PromptEncoder(tokenizer)
-    assert "refuses a plain user message" in caplog.text
-
-
 async def test_no_request_pays_for_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     """R35: the template is compiled before the first request."""
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ messages[0].content }}{# not compiled before this test #}"
+    tokenizer.chat_template = ALL + "{# not compiled before this test #}"
     encoder = PromptEncoder(tokenizer)
 
     def compile_now(*_: object, **__: object) -> None:
@@ -171,7 +154,7 @@ def test_the_vocabulary_includes_added_tokens(encoder: PromptEncoder) -> None:
 
 async def test_variables_reach_the_template() -> None:
     changed = byte_tokenizer()
-    changed.chat_template = "{{ messages[0].content }}{{ '!' if loud else '.' }}"
+    changed.chat_template = ALL + "{{ '!' if loud else '.' }}"
     encoder = PromptEncoder(changed)
     assert (await encoder.chat([message("hi")], 100))[0] == "hi."
     assert (await encoder.chat([message("hi")], 100, (), {"loud": True}))[0] == "hi!"

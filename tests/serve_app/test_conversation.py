@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serve_app.call_forms import HERMES
 from serve_app.chat import PromptEncoder
 from serve_app.choices import Piece
 from serve_app.protocol import ChatRequest
@@ -20,7 +21,7 @@ from serve_app.reasoning import ReasoningTags
 from serve_app.replies import PromptDetails, Reply, Usage
 from serve_app.shapes import ChatShape, Telling
 from serve_app.token_texts import TokenTexts
-from serve_app.tool_calls import ToolCallReader, written
+from serve_app.tool_calls import ToolCallReader
 from tests.serve_app.asking import chat
 from tests.serve_app.sse import events
 from tests.serve_app.test_tool_calls import WEATHER
@@ -41,7 +42,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 CALL = st.builds(
-    lambda name, arguments: written(name, json.dumps(arguments)),
+    lambda name, arguments: HERMES.written(name, json.dumps(arguments)),
     st.sampled_from(["f", "get_weather"]),
     st.dictionaries(SAID, JSON, max_size=3),
 )
@@ -117,7 +118,7 @@ def test_the_client_sends_back_what_it_got(
     client: openai.OpenAI, backend: TextBackend, streamed: bool, max_tokens: int
 ) -> None:
     backend.model_ = replace(backend.model_, max_model_len=4000)
-    backend.skip_until = text = "So. " + written("weather", '{"city": "Bonn"}')
+    backend.skip_until = text = "So. " + HERMES.written("weather", '{"city": "Bonn"}')
     body = chat(tools=[WEATHER], max_tokens=max_tokens)
     turns: list[Any] = [{"role": "user", "content": text}]
     for _ in range(3):

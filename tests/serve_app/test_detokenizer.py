@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders
 from transformers import PreTrainedTokenizerFast
 
-from serve_app.detokenizer import ByteDetokenizer, NewDetokenizer, detokenizers
+from serve_app.detokenizer import ByteDetokenizer, Detokenizer, NewDetokenizer, detokenizers
 from tests.serve_app.text import byte_tokenizer
 from tests.serve_app.tokenizers_made import (
     metaspace_tokenizer,
@@ -201,3 +201,22 @@ def test_a_fused_byte_level_decoder_is_followed_by_bytes() -> None:
     tokenizer = byte_level()
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
     assert isinstance(detokenizers(tokenizer)(True), ByteDetokenizer)
+
+
+@pytest.mark.parametrize("made", [byte_level, metaspace_tokenizer], ids=["bytes", "metaspace"])
+def test_marks_of_calls_are_shown_where_other_special_tokens_are_not(
+    made: Callable[[], Tokenizer],
+) -> None:
+    tokenizer = made()
+    tokenizer.add_special_tokens(["[CALLS]"])
+    mark, end = tokenizer.token_to_id("[CALLS]"), tokenizer.token_to_id("</s>")
+    new = detokenizers(tokenizer, [mark])
+    ids = [mark, *tokenizer.encode("a in", add_special_tokens=False).ids, end]
+
+    def text(detokenizer: Detokenizer) -> str:
+        return "".join(detokenizer.push([one]) for one in ids) + detokenizer.finish()
+
+    assert text(new(True, marks=True)).replace(" ", "") == "[CALLS]ain"
+    assert text(new(True)).replace(" ", "") == "ain"
+    for marks in (True, False):
+        assert text(new(False, marks=marks)).replace(" ", "") == "[CALLS]ain</s>"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from replica.grammars import LIMITS
 from serve_app.backend import ServedModel
 from serve_app.errors import ApiError
 from serve_app.grammar_trial import GrammarTrial
@@ -56,7 +57,7 @@ async def test_the_reason_is_told_and_not_the_whole_grammar(
 def accepts(made: str, text: str) -> bool:
     """Whether a whole text is a sentence of a grammar."""
     ids = list(text.encode())
-    matcher = LLMatcher(LLTokenizer("byte"), made)
+    matcher = LLMatcher(LLTokenizer("byte"), made, limits=LIMITS)
     return matcher.validate_tokens(ids) == len(ids) and (
         all(matcher.consume_token(token) for token in ids) and matcher.is_accepting()
     )

@@ -25,3 +25,12 @@ def test_a_tokenizer_whose_text_cannot_be_streamed_is_refused_before_the_start(
     file.write_text(json.dumps(state))
     with pytest.raises(ValueError, match="Replace"):
         check_model(EngineConfig(model=str(folder)))
+
+
+def test_a_chat_template_that_drops_what_is_said_is_refused_before_the_start(
+    tmp_path: Path,
+) -> None:
+    folder = Path(save_tiny(tmp_path))
+    (folder / "chat_template.jinja").write_text("{{ bos_token or '' }}Assistant:")
+    with pytest.raises(ValueError, match="leaves out what the user says"):
+        check_model(EngineConfig(model=str(folder)))

@@ -129,3 +129,9 @@ def test_the_length_of_a_prompt_is_told_before_its_ids() -> None:
     assert check_prompt([1, 2], model, "prompt") == (1, 2)
     with pytest.raises(ApiError, match="empty"):
         check_prompt([], model, "prompt")
+
+
+def test_bad_words_of_tokens_that_the_model_has_not_cannot_come() -> None:
+    request = CompletionRequest.model_validate({"model": "m", "prompt": "x"})
+    got = sampling(request, 10, MODEL, LIMITS, ((5, MODEL.vocab_size), (5, 6)))
+    assert got.bad_token_ids == ((5, 6),)

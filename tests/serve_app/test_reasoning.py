@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from serve_app.call_forms import HERMES
 from serve_app.reasoning import ReasoningReader, ReasoningTags
-from serve_app.tool_calls import written
 from tests.serve_app.asking import chat
 from tests.serve_app.conftest import KEY, LIMITS, Site, serve
 from tests.serve_app.test_tool_calls import WEATHER
@@ -62,8 +62,8 @@ def thinking(tokenizer: PreTrainedTokenizerFast) -> Iterator[Site]:
 @pytest.mark.parametrize("per_delta", [1, 5, 500])
 @pytest.mark.parametrize("calls", [False, True])
 def test_the_client_gets_them_apart(thinking: Site, per_delta: int, calls: bool) -> None:
-    said = "It is" + written("weather", "{}") if calls else "It is warm."
-    text = f"<think>\nHm. {written('weather', '{}')}\n</think>\n\n{said}"
+    said = "It is" + HERMES.written("weather", "{}") if calls else "It is warm."
+    text = f"<think>\nHm. {HERMES.written('weather', '{}')}\n</think>\n\n{said}"
     backend = thinking.backend
     backend.reset()
     backend.per_delta, backend.skip_until = per_delta, text
@@ -80,7 +80,7 @@ def test_the_client_gets_them_apart(thinking: Site, per_delta: int, calls: bool)
             content += delta.content or ""
             made += len([call for call in delta.tool_calls or [] if call.id])
     assert (message.model_extra or {})["reasoning_content"] == thoughts
-    assert thoughts == f"Hm. {written('weather', '{}')}"
+    assert thoughts == f"Hm. {HERMES.written('weather', '{}')}"
     assert message.content == content == ("It is" if calls else "It is warm.")
     assert len(message.tool_calls or []) == made == calls
 

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from replica.messages import TokenLogprobs
+from serve_app.call_forms import HERMES
 from serve_app.choices import Piece
 from serve_app.logprobs import ToldToken
 from serve_app.reasoning import ReasoningTags
 from serve_app.replies import DONE, PromptDetails, Reply, Usage, error_event
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Telling
 from serve_app.token_texts import TokenTexts
-from serve_app.tool_calls import ToolCallReader, written
+from serve_app.tool_calls import ToolCallReader
 from tests.serve_app.sse import events, texts
 from tests.serve_app.text import byte_tokenizer
 
@@ -77,7 +78,7 @@ def test_an_event_is_one_line_to_every_reader(shape: type[ChatShape | Completion
 
 
 def test_so_are_thoughts_calls_and_log_probabilities() -> None:
-    said = f"<think>a{BREAKS}b</think>" + written(
+    said = f"<think>a{BREAKS}b</think>" + HERMES.written(
         "f", json.dumps({BREAKS: BREAKS}, ensure_ascii=False)
     )
     shape = ChatShape(Telling(TEXTS, True), new_caller=ToolCallReader, reasoning=ReasoningTags())

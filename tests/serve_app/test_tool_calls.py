@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.call_forms import HERMES
 from serve_app.choices import Piece
 from serve_app.conversation import Message
 from serve_app.detokenizer import detokenizers
@@ -20,7 +21,7 @@ from serve_app.replies import PromptDetails, Reply, Usage
 from serve_app.sequence_text import Ending, SequenceText
 from serve_app.shapes import ChatShape, Telling
 from serve_app.token_texts import TokenTexts
-from serve_app.tool_calls import END, MARK, CallDelta, ToolCallReader, written
+from serve_app.tool_calls import CallDelta, ToolCallReader
 from tests.serve_app.asking import CHAT, chat
 from tests.serve_app.sse import events as sse_events
 from tests.serve_app.streams import stream
@@ -58,7 +59,7 @@ def joined(parts: list[tuple[str, list[CallDelta]]]) -> tuple[str, list[tuple[st
 def test_calls_are_read_however_the_text_is_cut(
     content: str, calls: list[tuple[str, str]], rng: Any
 ) -> None:
-    text = content + "\n".join(written(name, arguments) for name, arguments in calls)
+    text = content + "\n".join(HERMES.written(name, arguments) for name, arguments in calls)
     reader, parts, at = ToolCallReader(), [], 0
     while at < len(text):
         size = rng.randint(1, 9)
@@ -70,7 +71,7 @@ def test_calls_are_read_however_the_text_is_cut(
 
 
 def test_what_comes_at_once_of_a_call_is_one_delta() -> None:
-    text = written("f", '{"a": 1}') + "\n" + written("g", "{}")
+    text = HERMES.written("f", '{"a": 1}') + "\n" + HERMES.written("g", "{}")
     _, deltas = ToolCallReader().push(text, last=True)
     assert [(delta.name, delta.arguments) for delta in deltas] == [("f", '{"a": 1}'), ("g", "{}")]
 
@@ -103,7 +104,7 @@ def of_chunks(chunks: list[Any]) -> tuple[str, list[tuple[str, str]], str]:
 
 LEAD = "I look. "
 CALLS = [("f", ARGUMENTS[1]), ("get_weather", '{"n": {"a": {}}}')]
-SAID = LEAD + "\n".join(written(*call) for call in CALLS)
+SAID = LEAD + "\n".join(HERMES.written(*call) for call in CALLS)
 
 
 @pytest.mark.parametrize("cut", range(len(SAID.encode()) + 1))
@@ -123,7 +124,7 @@ def test_an_answer_may_end_at_any_token(cut: int, reason: Ending) -> None:
     content, calls = of_message(body["message"])
     assert Message.model_validate_json(json.dumps(body["message"])), "it is taken back"
     assert LEAD.startswith(content[: len(LEAD)])
-    assert MARK.startswith(content[len(LEAD) :])
+    assert HERMES.mark.startswith(content[len(LEAD) :])
     for (name, arguments), (said_name, said) in zip(calls, CALLS, strict=False):
         assert (name, said.startswith(arguments.rstrip("\ufffd"))) == (said_name, True)
     for whole, before in zip(CALLS, calls[:-1], strict=False):
@@ -137,15 +138,15 @@ def test_an_answer_may_end_at_any_token(cut: int, reason: Ending) -> None:
     assert of_chunks(sse_events(sent.decode())) == (content, calls, expected)
 
 
-@pytest.mark.parametrize("cut", range(len(MARK)))
+@pytest.mark.parametrize("cut", range(len(HERMES.mark)))
 def test_half_a_mark_is_content_only_where_there_may_be_some(cut: int) -> None:
-    said = MARK[:cut]
+    said = HERMES.mark[:cut]
     assert ToolCallReader().push(said, last=True) == (said, [])
     assert ToolCallReader(only_calls=True).push(said, last=True) == ("", [])
 
 
 LOCATION = '{"location": "Paris"}'
-WRITTEN = written("weather", LOCATION)
+WRITTEN = HERMES.written("weather", LOCATION)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +160,9 @@ WRITTEN = written("weather", LOCATION)
         ({"stop": ["Paris"], "include_stop_str_in_output": True}, LOCATION[:-2], "stop"),
         *(
             ({"max_tokens": len(WRITTEN) - less}, LOCATION, "length")
-            for less in range(len(END))
+            for less in range(len(HERMES.end))
         ),
-        ({"max_tokens": len(WRITTEN) - len(END) - 1}, LOCATION[:-1], "length"),
+        ({"max_tokens": len(WRITTEN) - len(HERMES.end) - 1}, LOCATION[:-1], "length"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("per_delta", [1, 500])
@@ -197,7 +198,7 @@ def test_the_client_gets_calls_plain_and_streamed(
 ) -> None:
     backend.per_delta = per_delta
     arguments = '{"city": "Bonn"}'
-    text = lead + written("weather", arguments) + "\n" + written("weather", "{}")
+    text = lead + HERMES.written("weather", arguments) + "\n" + HERMES.written("weather", "{}")
     turns = [{"role": "user", "content": text}]
     body = chat(messages=turns, tools=[WEATHER], max_tokens=400)
     # The prompt begins with the instructions, which this backend would repeat.
@@ -240,4 +241,4 @@ def test_templates_without_tools_get_instructions(
     client.chat.completions.create(**chat(messages=turns, tools=[WEATHER], max_tokens=1))
     prompt = bytes(backend.generations[0].prompt_ids).decode()
     assert json.dumps(WEATHER["function"]["name"]) in prompt
-    assert prompt.endswith("hot?" + written("weather", shown) + "20 degrees")
+    assert prompt.endswith("hot?" + HERMES.written("weather", shown) + "20 degrees")

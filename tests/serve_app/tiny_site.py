@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ EXTENSIONS = {
     "repetition_penalty",
     "min_tokens",
     "ignore_eos",
+    "skip_special_tokens",
     "stop_token_ids",
     "prompt_logprobs",
     "bad_words",
@@ -44,17 +46,20 @@ def tiny_model() -> Any:
 
 
 @contextmanager
-def tiny_site(model: Any, folder: Path) -> Iterator[Site]:
+def tiny_site(model: Any, folder: Path, tokenizer: Any = None) -> Iterator[Site]:
+    """tokenizer: in place of the model's own."""
     path = save(model, folder)
+    tokenizer = tokenizer or byte_tokenizer()
+    vocab_size = model.config.vocab_size
     config = EngineConfig(model=path, max_rows=6, kv_tokens=6000, block_size=4)
     channel = QueueChannel()
     runner = decoder_runner(path, config.num_blocks, config.block_size)
-    grammars = Grammars(byte_tokenizer().backend_tokenizer.to_str(), VOCAB_SIZE, (EOS_ID,))
+    grammars = Grammars(tokenizer.backend_tokenizer.to_str(), vocab_size, (EOS_ID,))
     engine = Engine(
         config, runner, channel, max_model_len=1500, eos_token_ids=(EOS_ID,), grammars=grammars
     )
-    backend = RealEngine(engine, channel, MODEL)
-    with serve(backend, byte_tokenizer(), LIMITS) as site:
+    backend = RealEngine(engine, channel, replace(MODEL, vocab_size=vocab_size))
+    with serve(backend, tokenizer, LIMITS) as site:
         yield site
     backend.close()
 
