@@ -23,13 +23,15 @@ import numpy as np
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES
 from benchmarks.torture_checks import Record
-from benchmarks.torture_engine import Driven, memory_mib, setting, start, unheld_mib
+from benchmarks.torture_engine import Driven, excess_mib, memory_mib, setting, start, unheld_mib
 from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import starts
 
 ROUND_S = 120.0
 MAX_GROWTH_MIB = 256.0
 """Of memory, from the end of the first phase on."""
+MAX_EXCESS_MIB = 1024.0
+"""Of the GPU's memory, beyond the engine's share: the plan leaves out what fragments."""
 MAX_UNHELD_MIB = 32.0
 """Of memory that a start may leave to nobody."""
 MAX_GAP_OVER_BUDGET = 1.5
@@ -97,6 +99,8 @@ class Torture:
         self.growth_mib = max(self.growth_mib, grown)
         if grown > MAX_GROWTH_MIB:
             self.record.fail(f"memory has grown by {grown:.0f} MiB")
+        if (excess := excess_mib(self._setting.config)) > MAX_EXCESS_MIB:
+            self.record.fail(f"{excess:.0f} MiB of memory beyond the engine's share are taken")
 
     def _close(self) -> None:
         """Another engine, if there is one, takes and compiles what it needs anew."""

@@ -214,12 +214,22 @@ def on_compile(listener: Callable[[str], None]) -> Callable[[], None]:
 
 
 def memory_mib(device: str) -> float:
-    """Taken of the GPU by everybody, or of the host by this process."""
+    """Held by anybody on the GPU, or taken of the host by this process. What torch keeps for later
+    on a GPU is nobody's: see `excess_mib`."""
     if device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        return (total - free) / MIB
+        kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return (total - free - kept) / MIB
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096 / MIB
+
+
+def excess_mib(config: EngineConfig) -> float:
+    """Of the GPU's memory, taken beyond the share that the engine may take."""
+    if config.device != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return max(0.0, (total - free - total * config.memory_fraction) / MIB)
 
 
 def unheld_mib() -> float:

@@ -82,7 +82,10 @@ def _tell(
     bits = x.to(tl.int32, bitcast=True)
     key = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
     packed = tl.where(is_candidate, (key << 32) | (0x7FFFFFFF - ids).to(tl.int64), -(2**63))
-    ids = 0x7FFFFFFF - (tl.sort(packed, descending=True) & 0x7FFFFFFF).to(tl.int32)
+    packed = tl.sort(packed, descending=True)
+    # Of a row that is no number anywhere there are none: its answer is worth nothing, but it must
+    # not read what is not its own.
+    ids = tl.where(packed == -(2**63), 0, 0x7FFFFFFF - (packed & 0x7FFFFFFF)).to(tl.int32)
     tl.store(top_ids + index * K + j, ids, j < K)
     tl.store(top + index * K + j, tl.load(row + ids, j < K, 0.0) - total, j < K)
 

@@ -156,3 +156,29 @@ def test_log_probabilities(vocab_size, ties):
     )
     expected = exact.gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(chosen[:count].cpu().double(), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("vocab_size", [64, 5000, 128_256])
+def test_logits_that_are_no_numbers_name_no_token_beyond_the_vocabulary(vocab_size):
+    """A model may overflow, and padding rows hold anything. Else the next step would read there."""
+    logits = torch.randn(8, vocab_size, device="cuda")
+    logits[1] = torch.nan
+    logits[2] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, : vocab_size // 2] = torch.nan
+    logits[5, 7] = torch.inf
+    logits[6, ::2] = -torch.inf
+    rows = torch.arange(8, device="cuda")
+    chosen, top = torch.empty(8, device="cuda"), torch.empty(8, 20, device="cuda")
+    ids = torch.empty(8, 20, dtype=torch.int32, device="cuda")
+    tell(logits, rows, chosen, ids, top)
+    assert int(ids.min()) >= 0
+    assert int(ids.max()) < vocab_size
+    sampler = make_sampler(8, vocab_size, torch.device("cuda"))
+    inputs = {"sample_rows": rows, "sample_positions": rows}
+    for temperature, top_k, top_p in ((0, 0, 1), (1, 0, 1), (1, 5, 1), (1, 5, 0.9), (1, 0, 0.9)):
+        sampler.floats[:, TEMPERATURE], sampler.floats[:, TOP_P] = temperature, top_p
+        sampler.ints[:, TOP_K] = top_k
+        sampled = sampler.sample(Batch.padding(8), inputs, logits, None)
+        assert int(sampled.min()) >= 0
+        assert int(sampled.max()) < vocab_size
