@@ -26,6 +26,12 @@ MAX_ENTRIES = 10
 MAX_MESSAGE = 640
 """Characters of a message; whatever has to be escaped, the body stays below 4 KB."""
 
+NO_SUCH_URL = (
+    "There is no such URL. This server has /v1/chat/completions, /v1/completions and /v1/models "
+    "of OpenAI's API."
+)
+"""Many clients ask for other endpoints by default, or leave /v1 out."""
+
 _REFUSALS = {
     RefusalKind.RATE: 429,
     RefusalKind.BUDGET: 429,
@@ -143,7 +149,7 @@ def _from_loss(error: EngineFailure) -> ApiError:
 
 def _from_routing(error: HTTPException) -> ApiError:
     """404 and 405 of the router; its own texts are not OpenAI's."""
-    messages = {404: "There is no such URL.", 405: "This URL does not allow the method."}
+    messages = {404: NO_SUCH_URL, 405: "This URL does not allow the method."}
     message = messages.get(error.status_code, "The request cannot be served.")
     return ApiError(error.status_code, message, headers=dict(error.headers or {}))
 
