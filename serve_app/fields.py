@@ -153,16 +153,31 @@ def as_response_format(value: object) -> Mapping[str, Any] | None:
     raise fault("type must be text, json_object or json_schema")
 
 
-def as_tool_choice(value: object) -> tuple[str, str | None]:
-    """(mode, name of the one tool that is to be called)."""
+def as_tool_choice(value: object) -> tuple[str, frozenset[str] | None]:
+    """(mode, names of the tools that may be called; None for all)."""
     match value:
         case None:
             return "auto", None
         case "none" | "auto" | "required":
             return value, None
         case {"type": "function", "function": {"name": str(name)}}:
-            return "one", name
-    raise fault('must be none, auto, required or {"type": "function", "function": {"name": ...}}')
+            return "one", frozenset([name])
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools},
+        }:
+            return mode, frozenset(map(_name_of_tool, tools))
+    raise fault(
+        'must be none, auto, required, {"type": "function", "function": {"name": ...}} or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}'
+    )
+
+
+def _name_of_tool(tool: object) -> str:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)}}:
+            return name
+    raise fault('each tool must be {"type": "function", "function": {"name": ...}}')
 
 
 def as_template_kwargs(value: object) -> Mapping[str, Any]:
@@ -267,7 +282,7 @@ Choices: TypeAlias = Annotated[
     PlainValidator(as_choices, json_schema_input_type=list[str] | None),
 ]
 ToolChoice: TypeAlias = Annotated[
-    tuple[str, str | None],
+    tuple[str, frozenset[str] | None],
     PlainValidator(as_tool_choice, json_schema_input_type=str | dict[str, Any] | None),
 ]
 TemplateKwargs: TypeAlias = Annotated[

@@ -168,7 +168,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice = ("auto", None)
-    """(mode, name)."""
+    """(mode, names)."""
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     """Variables of the chat template, such as `enable_thinking`."""
     parallel_tool_calls: bool | None = None
@@ -177,13 +177,13 @@ class ChatRequest(GenerationRequest):
     @model_validator(mode="after")
     def _tools_fit(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
-        mode, name = self.tool_choice
+        mode, chosen = self.tool_choice
         if len(set(names)) < len(names):
             raise fault("tools must have different names", "tools")
         if not names and mode in ("required", "one"):
             raise fault("tool_choice needs tools", "tool_choice")
-        if name is not None and name not in names:
-            raise fault("tool_choice names none of the tools", "tool_choice")
+        if chosen is not None and not chosen <= set(names):
+            raise fault("tool_choice names what is none of the tools", "tool_choice")
         if self.offered_tools:
             for other in ("guided_regex", "guided_choice", "guided_grammar", *ENDLESS):
                 if getattr(self, other):
@@ -193,9 +193,9 @@ class ChatRequest(GenerationRequest):
     @property
     def offered_tools(self) -> list[Function]:
         """Those that the answer may call."""
-        mode, name = self.tool_choice
+        mode, chosen = self.tool_choice
         functions = [tool.function for tool in self.tools or () if mode != "none"]
-        return [function for function in functions if name in (None, function.name)]
+        return [one for one in functions if chosen is None or one.name in chosen]
 
     @property
     def is_bound(self) -> bool:

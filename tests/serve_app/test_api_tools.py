@@ -41,6 +41,16 @@ BIG = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] 
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "tool_choice",
         ),
+        *[
+            ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": value}},
+             "tool_choice")
+            for value in (
+                *(None, [], {}, {"mode": "required", "tools": []}),
+                {"mode": "none", "tools": [TOOL]},
+                {"mode": "auto", "tools": ["f"]},
+                {"mode": "auto", "tools": [TOOL, {"type": "function", "function": {"name": "g"}}]},
+            )
+        ],
         ({"tools": [TOOL], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
         ({"tools": [TOOL], "guided_regex": "a"}, "guided_regex"),
         ({"tools": [TOOL], "min_tokens": 2}, "min_tokens"),
@@ -119,6 +129,13 @@ def test_a_model_that_cannot_follow_grammars_says_so(
         {"tool_choice": "auto"},
         {"tools": [TOOL], "tool_choice": "none", "min_tokens": 1},
         {"tools": [TOOL], "parallel_tool_calls": False},
+        {
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [TOOL]},
+            },
+        },
     ],
 )
 def test_tools_that_change_nothing_are_served(

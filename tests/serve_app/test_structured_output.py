@@ -116,8 +116,15 @@ TOOLS = [
 ]
 
 
+NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
+
+
+def allowed(mode: str, *tools: Any) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 @pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
+@pytest.mark.parametrize("choice", ["required", NOW, allowed("required", NOW)])
 def test_calls_are_made_as_asked_for(client: openai.OpenAI, choice: Any, parallel: bool) -> None:
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": "?"}],
@@ -131,7 +138,7 @@ def test_calls_are_made_as_asked_for(client: openai.OpenAI, choice: Any, paralle
     calls = answer.message.tool_calls or []
     assert answer.finish_reason == "tool_calls"
     assert calls
-    assert len(calls) == 1 or (parallel and choice == "required")
+    assert len(calls) == 1 or (parallel and choice != NOW)
     for call in calls:
         wanted = {"weather": ({"city": "Bonn"}, {"city": "Rome"}), "now": ({},)}
         assert json.loads(call.function.arguments) in wanted[call.function.name]
