@@ -178,10 +178,7 @@ class TextBackend:
         sampling = generation.sampling
         eos = self.model_.eos_token_ids
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos)}
-        prompt = generation.prompt_ids
-        if self.skip_until:
-            prompt = prompt[bytes(prompt).index(self.skip_until.encode()) :]
-        ids = (*prompt, eos[0])
+        ids = (*self._said(generation.prompt_ids), eos[0])
         while len(ids) < sampling.max_tokens:
             ids += ids
         ids = ids[: sampling.max_tokens]
@@ -189,3 +186,8 @@ class TextBackend:
             if token in stops and count > sampling.min_tokens:
                 return ids[:count], "stop"
         return ids, "length"
+
+    def _said(self, prompt_ids: tuple[int, ...]) -> tuple[int, ...]:
+        if not self.skip_until:
+            return prompt_ids
+        return prompt_ids[bytes(prompt_ids).index(self.skip_until.encode()) :]

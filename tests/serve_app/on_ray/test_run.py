@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,13 @@ import yaml
 from benchmarks.server import OUR_RUN, Server, serving
 from router.tenant import digest
 from tests.k8s.references import HA_PROXY
+from tests.ports import free_ports
 from tests.serve_app.on_ray.flood import Stream
 from tests.serve_app.on_ray.site import KEY, MODEL, descendants, is_alive, kill, processes, until
 
 GRACE_S = 8.0
 END_S = 10.0
 """What Ray takes to end; on an idle machine 3 s."""
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @pytest.fixture
