@@ -49,14 +49,15 @@ def prompts(driven: Driven, random: Random, until: float) -> None:
 
 def ample_traffic(driven: Driven, random: Random, until: float) -> None:
     """All parameters at random, with aborts, while there is room for all."""
-    _traffic(driven, random, until)
+    _traffic(driven, random, until, _longest(driven.config))
 
 
 def tight_traffic(driven: Driven, random: Random, until: float) -> None:
-    """The same with room for one of the longest: rows are preempted."""
-    config, before = driven.config, driven.engine.scheduler.counts["preemptions"]
-    with driven.tight(_longest(config) + LONGEST_OUTPUT):
-        _traffic(driven, random, until)
+    """Prompts of less than a step, with room for one of the longest: rows are preempted."""
+    longest = driven.config.max_step_tokens // 4
+    before = driven.engine.scheduler.counts["preemptions"]
+    with driven.tight(longest + LONGEST_OUTPUT):
+        _traffic(driven, random, until, longest)
     preempted = driven.engine.scheduler.counts["preemptions"] - before
     driven.record.preemptions += preempted
     if not preempted:
@@ -118,10 +119,10 @@ class Company:
             self._driven.abort(stream)
 
 
-def _traffic(driven: Driven, random: Random, until: float) -> None:
+def _traffic(driven: Driven, random: Random, until: float, longest: int) -> None:
     config, alive = driven.config, driven.checks.alive
     context = driven.engine.max_model_len
-    traffic = Traffic(random, driven.names, driven.spec.vocab_size, context, _longest(config))
+    traffic = Traffic(random, driven.names, driven.spec.vocab_size, context, longest)
     wanted = config.max_rows * 5 // 4
     while True:
         while len(alive) < wanted:

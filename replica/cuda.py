@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import triton
 
 from replica.stream import Stream, StreamFailure, Work
 
@@ -129,6 +128,9 @@ class CudaDevice:
     pinned = True
 
     def __init__(self, index: int = 0) -> None:
+        # Triton is installed where there is a GPU only.
+        import triton
+
         self.memory = torch.device("cuda", index)
         torch.cuda.set_device(self.memory)
         self._streams: dict[str, CudaStream] = {}

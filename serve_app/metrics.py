@@ -139,6 +139,9 @@ class ReplicaMetrics:
         self._tokens = RunningSum("fairstream_engine_tokens", "Tokens computed", "kind")
         self._steps = RunningSum("fairstream_steps", "Steps")
         self._preemptions = RunningSum("fairstream_preemptions", "Sequences put back for memory")
+        self._late_kernels = RunningSum(
+            "fairstream_late_kernels", "Kernels compiled or loaded since the engine was ready"
+        )
         self._rows = metrics.Gauge("fairstream_rows", "Sequences in a step")
         self._free_blocks = metrics.Gauge("fairstream_kv_blocks_free", "KV blocks that are free")
 
@@ -149,5 +152,6 @@ class ReplicaMetrics:
         self._tokens.tell(stats.output_tokens, kind="output")
         self._steps.tell(stats.steps)
         self._preemptions.tell(stats.preemptions)
+        self._late_kernels.tell(stats.compiled)
         self._rows.set(stats.running)
         self._free_blocks.set(stats.free_blocks)

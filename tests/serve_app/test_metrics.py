@@ -133,7 +133,11 @@ def test_a_device_s_time_has_a_state(told: Told) -> None:
     shown = ReplicaMetrics()
     for seconds in (1.0, 2.0):
         gpu = GpuTime(requests=seconds, bubble=0.5, starting=3.0)
-        shown.tell(Stats(running=2, free_blocks=7, steps=5, preemptions=1, output_tokens=6), gpu)
+        shown.tell(
+            Stats(running=2, free_blocks=7, steps=5, preemptions=1, output_tokens=6, compiled=1),
+            gpu,
+        )
+    assert told["fairstream_late_kernels", ()] == 1
     assert told["fairstream_gpu_seconds", ("requests",)] == 2.0
     assert told["fairstream_gpu_seconds", ("bubble",)] == 0.5
     assert told["fairstream_gpu_seconds", ("starting",)] == 3.0

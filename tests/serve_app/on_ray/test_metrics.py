@@ -11,7 +11,7 @@ from router.tenant import digest
 from tests.serve_app.on_ray.exported import asked, exported
 from tests.serve_app.on_ray.site import KEY, MODEL, Site, complete, until
 
-NOT_HERE = {"ray_fairstream_preemptions_total"}
+NOT_HERE = {"ray_fairstream_preemptions_total", "ray_fairstream_late_kernels_total"}
 """Counts what does not happen here."""
 
 
