@@ -18,8 +18,10 @@ from replica.layer_ops import TorchOps
 from replica.linear import Linear
 from replica.loading import load_decoder
 from replica.model import Decoder
+from replica.runner import DecoderRunner
 from tests.models import VOCAB_SIZE, random_model, save
 from tests.replica.paged import PagedModel
+from tests.script import Bench, submit
 
 LLAMA3_SCALING = {
     "rope_type": "llama3",
@@ -250,3 +252,30 @@ def test_a_token_gives_the_same_bits_however_its_prompt_was_cut(
     cuts = [0, 50, 51, 52, 60, 119, 120]
     parts = [model.run({"a": tokens[a:b]})["a"] for a, b in pairwise(cuts)]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=0)
+
+
+def test_a_step_in_which_nobody_samples_asks_for_no_logits(
+    tiny: tuple[PreTrainedModel, str],
+) -> None:
+    """A prompt longer than a step, alone. Kernels of a GPU take no product of no rows."""
+
+    class NoEmptyProducts(TorchOps):
+        def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
+            assert len(x) > 0
+            super().logits(x, head, out)
+
+    reference, folder = tiny
+    decoder = load_decoder(folder, None, torch.float32, CPU)
+    decoder.ops = NoEmptyProducts()
+    engine = Bench(
+        DecoderRunner(decoder, 64, 4),
+        max_model_len=100,
+        eos_token_ids=(),
+        block_size=4,
+        kv_tokens=256,
+        max_step_tokens=16,
+    )
+    tokens = prompt(50)
+    got = engine.run(submit("long", tokens, max_tokens=1))["long"]
+    assert got == [int(expected(reference, tokens)[-1].argmax())]
+    engine.close()
