@@ -33,6 +33,8 @@ NEAR = 1.15
 meanwhile is not known from it."""
 ENOUGH = 2 * len(SCALES)
 """Steps that tell the device's part; with fewer, all count."""
+RIDGE, TINY = 1e-9, 1e-30
+"""What keeps equations apart that hardly differ, and those that there are none of."""
 _KEPT = np.array(list(product((0.0, 1.0), repeat=len(SCALES)))[1:])
 """[15, 4]: which coefficients are not zero, in every way."""
 
@@ -96,7 +98,9 @@ class CostFit:
 
     def _solve(self) -> None:
         """Of all sets of coefficients that may differ from zero, the best with none below it."""
-        left = self._start.left + self._recent.left + 1e-9 * np.eye(len(SCALES))
+        left = self._start.left + self._recent.left
+        # Relative to each: devices differ by factors of thousands.
+        left = left + np.diag(RIDGE * np.diag(left) + TINY)
         right = self._start.right + self._recent.right
         masked = left * _KEPT[:, :, None] * _KEPT[:, None, :]
         masked += np.eye(len(SCALES)) * (1 - _KEPT)[:, :, None]

@@ -37,7 +37,12 @@ def calibrated(model: CostModel) -> CostFit:
     return CostFit((work, predicted_ms(model, work)) for work in sizes)
 
 
-@given(st.floats(0, 20), st.floats(1e-4, 1), st.floats(0, 1e-3), st.floats(1e-8, 1e-4))
+@given(
+    st.floats(0, 20),
+    st.floats(1e-4, 2),
+    st.sampled_from([0, 1e-6, 1e-4, 1e-2]),
+    st.sampled_from([1e-8, 2e-6, 1e-4, 1.2e-3, 1e-2]),
+)
 def test_a_device_that_follows_the_model_is_predicted_at_every_depth(fixed, token, key, pair):
     true = CostModel(fixed, token, key, pair)
     found = calibrated(true).model
