@@ -5,15 +5,19 @@ Nothing is generated before the answer is read. The module does not know HTTP.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from serve_app.backend import Backend
 from serve_app.choices import Choice, Piece, follow_all
+from serve_app.fair_work import Run
 from serve_app.pacing import Outgoing, Pace
 from serve_app.replies import KEEP_ALIVE, Reply, Usage, usage
 
+INLINE_TOLD = 200
+"""Tokens whose log probabilities are written at once: with all alternatives it takes 10 ms."""
 KEEP_ALIVE_S = 10.0
 """A stream that has nothing to tell for this long sends a comment: proxies give silent ones up."""
 
@@ -32,6 +36,8 @@ class Answer:
     keep: int
     """Choices of each prompt that are shown."""
     reply: Reply
+    run: Run
+    """Does what would hold up the event loop."""
 
     async def whole(self) -> bytes:
         """The JSON of a plain answer; its texts are the joined pieces of the stream."""
@@ -41,7 +47,12 @@ class Answer:
                 pieces += batch
         pieces, kept = self._best(pieces)
         prompts = [choice.generation.prompt_ids for choice in kept]
-        return self.reply.whole(pieces, prompts, self._usage())
+        write = partial(self.reply.whole, pieces, prompts, self._usage())
+        return await self._written(pieces, write)
+
+    async def _written(self, pieces: Sequence[Piece], write: Callable[[], bytes]) -> bytes:
+        told = sum(len(piece.tokens) + len(piece.prompt_logprobs) for piece in pieces)
+        return write() if told <= INLINE_TOLD else await self.run(write)
 
     def _best(self, pieces: list[Piece]) -> tuple[list[Piece], list[Choice]]:
         """The pieces and choices that are shown: all, or the likeliest `keep` of each prompt."""
@@ -63,7 +74,7 @@ class Answer:
         async with Outgoing(follow_all(self.choices, self.backend), pace, timeout_s) as outgoing:
             while True:
                 pieces = await outgoing.take(KEEP_ALIVE_S)
-                events = writer.pieces(pieces)
+                events = await self._written(pieces, partial(writer.pieces, pieces))
                 if outgoing.ended:
                     break
                 if not pieces:

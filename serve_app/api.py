@@ -6,7 +6,6 @@ handed in.
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import logging
 from collections.abc import Iterable, Sequence
@@ -21,19 +20,21 @@ from serve_app.answers import Answer
 from serve_app.auth import BearerAuth, FindTenant
 from serve_app.backend import Generation, ServedModel, Unavailable
 from serve_app.body import read_body
+from serve_app.call_rate import CallRate
 from serve_app.choices import Choice
 from serve_app.cors import cross_origin
 from serve_app.deadline import TimeLimit, within
 from serve_app.edge import Edge
-from serve_app.errors import invalid
+from serve_app.errors import invalid, too_long
+from serve_app.fair_work import FairWork, Run
 from serve_app.fields import Prompt
-from serve_app.grammar_trial import GrammarTrial
+from serve_app.grammar_trial import GrammarTrial, Try
 from serve_app.grammars import grammar_of
 from serve_app.limits import Limits
 from serve_app.offers import Offer, Offers
 from serve_app.openapi import document
 from serve_app.pacing import Pace
-from serve_app.parameters import check_ids, check_prompt, sampling
+from serve_app.parameters import check_ids, check_prompt, check_prompt_logprobs, sampling
 from serve_app.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -90,7 +91,9 @@ class Api:
     def __init__(self, offers: Offers, limits: Limits) -> None:
         self._offers = offers
         self._limits = limits
+        self._work = FairWork("long texts and log probabilities", threads=2, max_waiting=256)
         self._trial = GrammarTrial()
+        self._calls = CallRate()
         self._pace = Pace(limits.max_chunk_delay_ms / 1000)
         self._names_logged: set[str] = set()
 
@@ -126,25 +129,37 @@ class Api:
         return _json({"version": _version()})
 
     async def tokenize(self, request: Request) -> Response:
+        tenant = request.state.tenant
+        self._calls.take(tenant)
         body = await read_body(request, TokenizeRequest, self._limits.max_body_bytes)
-        offer = self._offers.find(body.model, request.state.tenant)
-        model = await offer.model(request.state.tenant)
+        offer = self._offers.find(body.model, tenant)
+        model = await offer.model(tenant)
+        run, param = self._run(request), "messages"
         if body.messages is not None:
-            _, ids = await offer.encoder.chat(body.messages, model.max_model_len)
+            _, ids = await offer.encoder.chat(body.messages, model.max_model_len, run=run)
         else:
+            param = "prompt"
             ids = await offer.encoder.text(
                 body.prompt or "",
                 model.max_model_len,
                 add_special_tokens=body.add_special_tokens is not False,
+                run=run,
             )
+        if len(ids) > model.max_model_len:
+            raise too_long(len(ids), model.max_model_len, param)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.max_model_len})
 
     async def detokenize(self, request: Request) -> Response:
+        tenant = request.state.tenant
+        self._calls.take(tenant)
         body = await read_body(request, DetokenizeRequest, self._limits.max_body_bytes)
-        offer = self._offers.find(body.model, request.state.tenant)
-        check_ids(body.tokens, await offer.model(request.state.tenant), "tokens")
-        read = partial(offer.text_of, body.tokens, skip_special_tokens=False)
-        return _json({"prompt": await asyncio.to_thread(read)})
+        offer = self._offers.find(body.model, tenant)
+        model = await offer.model(tenant)
+        if len(body.tokens) > model.max_model_len:
+            raise invalid(f"tokens must be at most {model.max_model_len}", "tokens")
+        check_ids(body.tokens, model, "tokens")
+        read = partial(_detokenized, offer, body.tokens, self._limits.max_body_bytes)
+        return Response(await self._work.ask(tenant.id, read), media_type=JSON)
 
     async def chat_completions(self, request: Request) -> Response:
         limit = TimeLimit(request.headers)
@@ -173,9 +188,10 @@ class Api:
         if tags or body.structure:
             form = form.marked()
         # Before large tools are written down.
-        grammar = await grammar_of(body, model, self._trial, form)
+        run = self._run(request)
+        grammar = await grammar_of(body, model, self._try(request), run, form)
         text, prompt_ids = await offer.encoder.chat(
-            body.messages, model.max_model_len, tools, body.chat_template_kwargs
+            body.messages, model.max_model_len, tools, body.chat_template_kwargs, run
         )
         prompts = [check_prompt(prompt_ids, model, "messages")]
         names = [tool.name for tool in tools]
@@ -198,11 +214,19 @@ class Api:
         body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
         offer = self._offer_for(body, request, len(body.prompt))
         model = await offer.model(request.state.tenant)
-        prompts = [await _prompt_ids(prompt, offer, model) for prompt in body.prompt]
-        grammar = await grammar_of(body, model, self._trial)
-        echoes = await asyncio.to_thread(_echoes, offer, body, prompts) if body.echo else ()
+        run = self._run(request)
+        prompts = [await _prompt_ids(prompt, offer, model, run) for prompt in body.prompt]
+        grammar = await grammar_of(body, model, self._try(request), run)
+        echoes = await run(partial(_echoes, offer, body, prompts)) if body.echo else ()
         shape = CompletionShape(_telling(offer, body), echoes)
         return self._answer(request, body, offer, model, prompts, shape, grammar), body
+
+    def _run(self, request: Request) -> Run:
+        """Does what takes long, in the tenant's turn."""
+        return partial(self._work.ask, request.state.tenant.id)
+
+    def _try(self, request: Request) -> Try:
+        return partial(self._trial.error, request.state.tenant.id)
 
     def _offer_for(self, body: GenerationRequest, request: Request, prompts: int) -> Offer:
         """The model that the request names.
@@ -230,6 +254,7 @@ class Api:
         grammar: str,
     ) -> Answer:
         """n choices for each prompt. What can be refused has been when this returns."""
+        check_prompt_logprobs(body, prompts)
         reply = Reply(shape, model.name)
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
@@ -249,7 +274,8 @@ class Api:
                 )
                 text = _new_text(offer, body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))
-        return Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply)
+        run = partial(self._work.run, request.state.tenant.id)
+        return Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply, run)
 
     def _log_unknown(self, body: GenerationRequest) -> None:
         """Tell of a field that is ignored, once per name: it may be a typing error."""
@@ -260,12 +286,22 @@ class Api:
             logger.warning("ignored the unknown request field %r", name)
 
 
-async def _prompt_ids(prompt: Prompt, offer: Offer, model: ServedModel) -> tuple[int, ...]:
+async def _prompt_ids(
+    prompt: Prompt, offer: Offer, model: ServedModel, run: Run
+) -> tuple[int, ...]:
     """Raises ApiError for a prompt that cannot be run."""
     if isinstance(prompt, str):
-        ids = await offer.encoder.text(prompt, model.max_model_len)
+        ids = await offer.encoder.text(prompt, model.max_model_len, run=run)
         return check_prompt(ids, model, "prompt")
     return check_prompt(prompt, model, "prompt")
+
+
+def _detokenized(offer: Offer, ids: Sequence[int], max_bytes: int) -> bytes:
+    """The answer. Raises ApiError for one of more bytes."""
+    text = offer.text_of(ids, skip_special_tokens=False)
+    if len(text) <= max_bytes and len(answer := msgspec.json.encode({"prompt": text})) <= max_bytes:
+        return answer
+    raise invalid(f"tokens stand for more than {max_bytes} bytes of text", "tokens")
 
 
 def _new_text(offer: Offer, body: GenerationRequest) -> SequenceText:

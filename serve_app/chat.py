@@ -6,9 +6,8 @@ answer is made; what it refuses, it refuses with an `ApiError`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from types import MappingProxyType
@@ -21,15 +20,21 @@ from replica.vocabulary import without_absent
 from serve_app.call_forms import HERMES, CallForm
 from serve_app.conversation import Function, Message
 from serve_app.errors import invalid, too_long
-from serve_app.special_tokens import SpecialTokens
+from serve_app.fair_work import Run, in_thread
+from serve_app.special_tokens import SpecialTokens, encoded
 from serve_app.templates import MAX_REASON, templates_of, told, variables_of
 from serve_app.turns import turns_of
 
 logger = logging.getLogger(__name__)
 
 INLINE_CHARS = 4096
-"""A longer text is written and tokenised in a thread: the event loop serves other streams
+"""A longer text is written and tokenised elsewhere: the event loop serves other streams
 meanwhile."""
+USUAL_CHARS = 8
+"""Of a token, at most, in text as people write it; a text that needs more to fit is probed."""
+PROBE_CHARS = 16 * 1024
+CUT_TOKENS = 16
+"""More than cutting a text in two adds to its tokens."""
 MAX_REFUSALS = 100
 """Different ones that are told in the log."""
 MAX_LOGGED = 300
@@ -74,24 +79,35 @@ class PromptEncoder:
         max_model_len: int,
         tools: Sequence[Function] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        run: Run = in_thread,
     ) -> tuple[str, tuple[int, ...]]:
         """Text and ids of the conversation and the opening of the answer, which may call the
-        tools. variables: of the chat template. Special tokens in what the client wrote are text.
+        tools. variables: of the chat template. run: does what takes long. Special tokens in what
+        the client wrote are text.
 
         Raises ApiError if there is no template, if it refuses the conversation, or if the
         prompt cannot fit into `max_model_len` tokens.
         """
         if self._templates is None:
             raise invalid("This model has no chat template; use /v1/completions.", "messages")
-        write = partial(self._write, messages, tools, variables)
+        prompt = partial(self._chat, messages, tools, variables, max_model_len)
         plain = not (tools or variables or any(turn.tool_calls for turn in messages))
         if plain and sum(INLINE_TURN + len(turn.content) for turn in messages) <= INLINE_CHARS:
-            text = write()
-        else:
-            text = await asyncio.to_thread(write)
-        encode = partial(self._special.encode, text)
-        text = self._special.without_marks(text)
-        return text, await self._encode(text, encode, max_model_len, "messages")
+            return prompt()
+        return await run(prompt)
+
+    def _chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Function],
+        variables: Mapping[str, Any],
+        max_model_len: int,
+    ) -> tuple[str, tuple[int, ...]]:
+        marked = self._write(messages, tools, variables)
+        text = self._special.without_marks(marked)
+        self._weigh(text, max_model_len, "messages", self._special.count_marks(marked))
+        self._probe(text, max_model_len, "messages")
+        return text, tuple(self._special.encode(marked))
 
     def _write(
         self,
@@ -122,33 +138,46 @@ class PromptEncoder:
         return f"{message}: {reason}" if reason else f"{message}."
 
     async def text(
-        self, text: str, max_model_len: int, *, add_special_tokens: bool = True
+        self,
+        text: str,
+        max_model_len: int,
+        *,
+        add_special_tokens: bool = True,
+        run: Run = in_thread,
     ) -> tuple[int, ...]:
-        """Ids of a plain text, with the special tokens that the model expects around it.
+        """Ids of a plain text, with the special tokens that the model expects around it. run: does
+        what takes long.
 
         Raises ApiError if the prompt cannot fit into `max_model_len` tokens.
         """
 
-        def encode() -> list[int]:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
+        def prompt() -> tuple[int, ...]:
+            self._probe(text, max_model_len, "prompt")
+            return tuple(encoded(self._backend, text, add_special_tokens=add_special_tokens))
 
-        return await self._encode(text, encode, max_model_len, "prompt")
+        self._weigh(text, max_model_len, "prompt")
+        return prompt() if len(text) <= INLINE_CHARS else await run(prompt)
 
     def bad_tokens(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as tokens: as the start of a text, and behind other words."""
         spellings = [text for word in words for text in (word, " " + word.lstrip())]
-        encoded = (self._backend.encode(text, add_special_tokens=False).ids for text in spellings)
-        return tuple(dict.fromkeys(tuple(ids) for ids in encoded if ids))
+        found = (encoded(self._backend, text) for text in spellings)
+        return tuple(dict.fromkeys(tuple(ids) for ids in found if ids))
 
-    async def _encode(
-        self, text: str, encode: Callable[[], list[int]], max_model_len: int, param: str
-    ) -> tuple[int, ...]:
-        # No token covers more bytes than the longest one does: what is far too long is refused
-        # without the seconds that tokenising it would take.
-        at_least = len(text) // self._longest_token
-        if at_least > max_model_len:
-            raise too_long(f"at least {at_least}", max_model_len, param)
-        if len(text) > INLINE_CHARS:
-            return tuple(await asyncio.to_thread(encode))
-        return tuple(encode())
+    def _weigh(self, text: str, max_model_len: int, param: str, least: int = 0) -> None:
+        """Raises ApiError for a text that is far too long. least: tokens that it has anyway."""
+        # No token covers more bytes than the longest one does.
+        least = max(least, len(text) // self._longest_token)
+        if least > max_model_len:
+            raise too_long(f"at least {least}", max_model_len, param)
+
+    def _probe(self, text: str, max_model_len: int, param: str) -> None:
+        """Raises ApiError for a text that is too long, and hardly takes more time than one that
+        fits would."""
+        if len(text) <= USUAL_CHARS * max_model_len + PROBE_CHARS:
+            return
+        tokens = 0
+        for start in range(0, len(text), PROBE_CHARS):
+            tokens += len(encoded(self._backend, text[start : start + PROBE_CHARS])) - CUT_TOKENS
+            if tokens > max_model_len:
+                raise too_long(f"more than {max_model_len}", max_model_len, param)

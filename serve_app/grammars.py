@@ -6,7 +6,6 @@ form is llguidance's (`replica.grammars`). The module does not know how tokens a
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import time
@@ -20,7 +19,8 @@ from serve_app.backend import ServedModel
 from serve_app.call_forms import HERMES, CallForm
 from serve_app.conversation import Function
 from serve_app.errors import ApiError, invalid
-from serve_app.grammar_trial import SPECIAL, GrammarTrial, TooComplex
+from serve_app.fair_work import Run, in_thread
+from serve_app.grammar_trial import SPECIAL, TooComplex, Try
 from serve_app.json_schemas import Schema, without_annotations, without_fine_print
 from serve_app.protocol import ChatRequest, GenerationRequest
 from serve_app.tool_grammar import json_rule, tool_grammar
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 MAX_CHARS = 64 * 1024
 """Of a grammar in its final form. A larger one would take long to compile."""
-MAX_REASON = 100
-"""Characters that are told of why a grammar cannot be compiled."""
 MAX_LOGGED = 100
 """Different reasons that the log keeps apart."""
 SEARCH_S = 1.0
@@ -42,10 +40,14 @@ CLASSES = {"d": "[0-9]", "D": "[^0-9]", "w": "[0-9A-Za-z_]", "W": "[^0-9A-Za-z_]
 
 
 async def grammar_of(
-    request: GenerationRequest, model: ServedModel, trial: GrammarTrial, form: CallForm = HERMES
+    request: GenerationRequest,
+    model: ServedModel,
+    trial: Try,
+    run: Run = in_thread,
+    form: CallForm = HERMES,
 ) -> str:
-    """Empty if the output is free. form: in which tools are called. Raises ApiError, naming the
-    field, for what the output cannot be."""
+    """Empty if the output is free. run: does what takes long. form: in which tools are called.
+    Raises ApiError, naming the field, for what the output cannot be."""
     asked = request.structure
     tools = request.offered_tools if isinstance(request, ChatRequest) else []
     if not tools and asked is None:
@@ -54,26 +56,26 @@ async def grammar_of(
     if not model.grammars:
         raise invalid(f"{param} is not supported with this model", param, "unsupported_parameter")
     if isinstance(request, ChatRequest) and tools:
-        return await _of_tools(request, trial, form.within(model.vocab_size))
+        return await _of_tools(request, trial, run, form.within(model.vocab_size))
     assert asked is not None
-    grammar = await asyncio.to_thread(_of_field, *asked)
+    grammar = await run(partial(_of_field, *asked))
     if fault := await _fault(param, grammar, trial):
         raise fault
     return grammar
 
 
-async def _fault(param: str, grammar: str, trial: GrammarTrial) -> ApiError | None:
+async def _fault(param: str, grammar: str, trial: Try) -> ApiError | None:
     """Why a grammar cannot be followed. Raises ApiError for one that is too large to be tried."""
     if len(grammar) > MAX_CHARS:
         raise invalid(f"{param} is larger than {MAX_CHARS} characters", param)
     try:
-        error = await trial.error(grammar)
+        error = await trial(grammar)
     except TooComplex:
         return invalid(f"{param} is too complex to compile", param, TOO_COMPLEX)
-    return invalid(_told(param, error), param) if error else None
+    return invalid(f"{param} cannot be compiled: {error}", param) if error else None
 
 
-async def _of_tools(request: ChatRequest, trial: GrammarTrial, form: CallForm) -> str:
+async def _of_tools(request: ChatRequest, trial: Try, run: Run, form: CallForm) -> str:
     """Tools that are not strict are held to as much of their schemas as can be followed."""
     make = partial(
         tool_grammar,
@@ -82,10 +84,10 @@ async def _of_tools(request: ChatRequest, trial: GrammarTrial, form: CallForm) -
         single=request.tool_mode == "one" or request.parallel_tool_calls is False,
     )
     # They may be megabytes until it is known that they are too large.
-    tools = await asyncio.to_thread(_without_annotations, request.offered_tools)
+    tools = await run(partial(_without_annotations, request.offered_tools))
     # The trial has no tokens but bytes and a few special ones.
     tried = replace(form, special=tuple((text, SPECIAL) for text, _ in form.special))
-    fault = await _fault("tools", await asyncio.to_thread(make, tools, tried), trial)
+    fault = await _fault("tools", await run(partial(make, tools, tried)), trial)
     if fault and not all(tool.strict for tool in tools):
         _log_once(f"not every schema of a tool can be followed: {fault.message}")
         tools = await _loosened(tools, trial, all_of_them=fault.code == TOO_COMPLEX)
@@ -95,16 +97,14 @@ async def _of_tools(request: ChatRequest, trial: GrammarTrial, form: CallForm) -
     return make(tools, form)
 
 
-async def _loosened(
-    tools: list[Function], trial: GrammarTrial, *, all_of_them: bool
-) -> list[Function]:
+async def _loosened(tools: list[Function], trial: Try, *, all_of_them: bool) -> list[Function]:
     """Those that are not strict with schemas that compile by themselves: whole, without what a
     compiler may refuse, or of any object."""
     ends = time.monotonic() + (0 if all_of_them else SEARCH_S)
     return [tool if tool.strict else await _compilable(tool, trial, ends) for tool in tools]
 
 
-async def _compilable(tool: Function, trial: GrammarTrial, ends: float) -> Function:
+async def _compilable(tool: Function, trial: Try, ends: float) -> Function:
     """It takes any object where nothing better is found in time."""
     whole = dict(tool.parameters or {})
     for schema in (whole, without_fine_print(whole)):
@@ -148,14 +148,3 @@ def _of_field(param: str, value: Any) -> str:
 def _ascii_classes(regex: str) -> str:
     """They may stand within brackets, too: the library's classes nest."""
     return re.sub(r"\\(.)", lambda found: CLASSES.get(found[1], found[0]), regex, flags=re.DOTALL)
-
-
-def _told(param: str, error: str) -> str:
-    """The library's reason, and not the rest of its words, which repeat all that was sent."""
-    if found := re.search(r"Unimplemented keys: (\[.*\])", error):
-        names = found[1].replace('"', "")[:MAX_REASON]
-        return f"{param} uses keywords of JSON Schema that are not supported: {names}"
-    marked = re.search(r"^error: (.+)$", error, re.MULTILINE)
-    reason = marked[1] if marked else error.partition("\n")[0].rpartition("JSON schema: ")[2]
-    reason = reason if len(reason) <= MAX_REASON else reason[:MAX_REASON] + "..."
-    return f"{param} cannot be compiled: {reason}"

@@ -1,5 +1,7 @@
 """Log probabilities as OpenAI's API shows them, in the two shapes of its endpoints.
 
+What is told of a token is JSON at once: as objects until the end, all of an answer would take ten
+times the memory, and other threads would wait for as long as it takes to encode them together.
 The module knows neither HTTP nor what the rest of an answer looks like.
 """
 
@@ -13,6 +15,7 @@ import msgspec
 from replica.messages import TokenLogprobs
 from serve_app.token_texts import TokenTexts
 
+_encode = msgspec.json.Encoder().encode
 LEAST = -9999.0
 """Stands for minus infinity and for what is no number, which JSON cannot carry."""
 
@@ -27,7 +30,7 @@ class ToldToken(NamedTuple):
     """None for the first token of a prompt, which nothing predicts."""
 
 
-class Alternative(msgspec.Struct):
+class Alternative(msgspec.Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int]
@@ -41,7 +44,8 @@ class ContentToken(msgspec.Struct):
 
 
 class ChatLogprobs(msgspec.Struct):
-    content: list[ContentToken]
+    content: list[msgspec.Raw]
+    """`ContentToken`s."""
     refusal: None = None
 
 
@@ -50,11 +54,12 @@ class TextLogprobs(msgspec.Struct):
 
     tokens: list[str]
     token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
+    top_logprobs: list[msgspec.Raw | None]
+    """Log probabilities by text."""
     text_offset: list[int]
 
 
-class PromptToken(msgspec.Struct):
+class PromptToken(msgspec.Struct, gc=False):
     logprob: float
     decoded_token: str
 
@@ -65,7 +70,7 @@ def for_chat(tokens: Sequence[ToldToken], texts: TokenTexts) -> ChatLogprobs:
         assert token.logprobs is not None
         text, data = texts(token.token_id)
         top = [Alternative(t, p, b) for (t, b), p in _alternatives(token.logprobs, texts)]
-        content.append(ContentToken(text, _finite(token.logprobs.logprob), data, top))
+        content.append(_json(ContentToken(text, _finite(token.logprobs.logprob), data, top)))
     return ChatLogprobs(content)
 
 
@@ -76,20 +81,24 @@ def for_text(tokens: Sequence[ToldToken], texts: TokenTexts) -> TextLogprobs:
         told.tokens.append(text)
         told.text_offset.append(offset)
         told.token_logprobs.append(None if logprobs is None else _finite(logprobs.logprob))
-        told.top_logprobs.append(None if logprobs is None else _top(text, logprobs, texts))
+        told.top_logprobs.append(None if logprobs is None else _json(_top(text, logprobs, texts)))
     return told
 
 
 def for_prompt(
     prompt_ids: Sequence[int], told: Sequence[TokenLogprobs], texts: TokenTexts
-) -> list[dict[str, PromptToken] | None]:
-    """One entry per prompt token, keyed by token id; null for the first."""
-    entries: list[dict[str, PromptToken] | None] = [None]
+) -> list[msgspec.Raw | None]:
+    """`PromptToken`s by token id, for each token of the prompt; null for the first."""
+    entries: list[msgspec.Raw | None] = [None]
     for token_id, logprobs in zip(prompt_ids[1:], told, strict=True):
         pairs = [*zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)]
         pairs.append((token_id, logprobs.logprob))
-        entries.append({str(i): PromptToken(_finite(p), texts(i)[0]) for i, p in pairs})
+        entries.append(_json({str(i): PromptToken(_finite(p), texts(i)[0]) for i, p in pairs}))
     return entries
+
+
+def _json(value: object) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))
 
 
 def _alternatives(

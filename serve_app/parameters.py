@@ -16,6 +16,9 @@ from serve_app.errors import invalid, too_long
 from serve_app.limits import Limits
 from serve_app.protocol import GenerationRequest
 
+MAX_PROMPT_LOGPROBS = 500_000
+"""In one answer: 30 MB, which take a second or two to write."""
+
 
 def check_prompt(prompt_ids: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
     """The prompt as it is, if it can be run. Raises ApiError."""
@@ -25,6 +28,21 @@ def check_prompt(prompt_ids: Sequence[int], model: ServedModel, param: str) -> t
         raise too_long(len(prompt_ids), model.max_model_len, param)
     check_ids(prompt_ids, model, param)
     return tuple(prompt_ids)
+
+
+def check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
+    """Raises ApiError where the answer would tell too many log probabilities of prompts."""
+    alternatives = request.prompt_alternatives
+    if alternatives is None:
+        return
+    tokens = sum(map(len, prompts)) * request.choices_per_prompt
+    if tokens * (1 + alternatives) > MAX_PROMPT_LOGPROBS:
+        name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        message = (
+            f"At most {MAX_PROMPT_LOGPROBS} log probabilities of prompts are told in an answer: "
+            f"prompt tokens, {tokens} in all choices, times one more than {name}"
+        )
+        raise invalid(message, name)
 
 
 def sampling(

@@ -18,7 +18,6 @@ from replica.messages import TokenLogprobs
 from serve_app.choices import Piece
 from serve_app.logprobs import (
     ChatLogprobs,
-    PromptToken,
     TextLogprobs,
     ToldToken,
     for_chat,
@@ -65,7 +64,7 @@ class ChatMessage(msgspec.Struct):
 
 
 ChatEnding: TypeAlias = Literal["stop", "length", "tool_calls"]
-PromptLogprobs: TypeAlias = "list[dict[str, PromptToken] | None]"
+PromptLogprobs: TypeAlias = "list[msgspec.Raw | None]"
 
 
 class ChatChoice(msgspec.Struct):

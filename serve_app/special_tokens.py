@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -46,15 +47,29 @@ class SpecialTokens:
     def without_marks(self, text: str) -> str:
         return text.replace(self._mark, "")
 
+    def count_marks(self, text: str) -> int:
+        """Each stands for a token at least."""
+        return text.count(self._mark)
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text that may have marks."""
         ids: list[int] = []
+        as_text = cache(partial(encoded, self._as_text))
         for index, part in enumerate(self._marked.split(text)):
+            if not part:
+                continue
             part = self.without_marks(part)
             if index % 2:
-                ids += self._as_text.encode(part, add_special_tokens=False).ids
+                ids += as_text(part)
             elif index == 0 or not self._anchor:
-                ids += self._tokenizer.encode(part, add_special_tokens=False).ids
+                ids += encoded(self._tokenizer, part)
             else:  # Behind a token: some tokenizers begin a text with a space.
-                ids += self._tokenizer.encode(self._anchor + part, add_special_tokens=False).ids[1:]
+                ids += encoded(self._tokenizer, self._anchor + part)[1:]
         return ids
+
+
+def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    """Ids of a text. Other threads run meanwhile: `Tokenizer.encode` has them wait."""
+    batch = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = batch[0].ids
+    return ids

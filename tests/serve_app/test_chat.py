@@ -131,6 +131,14 @@ async def test_what_is_far_too_long_is_refused_without_tokenising(
         await encoder.text("a" * 10_000, 1999)
 
 
+async def test_special_tokens_of_clients_are_counted_before_they_are_tokenised(
+    encoder: PromptEncoder,
+) -> None:
+    """Each is a part of its own, and parts take time, however short."""
+    with pytest.raises(ApiError, match="at least 3000 tokens"):
+        await encoder.chat([message("</s>" * 3000)], 2999)
+
+
 async def test_special_tokens_surround_a_text_and_not_a_conversation() -> None:
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from llguidance import LLMatcher, LLTokenizer
 from replica.grammars import LIMITS
 from serve_app.backend import ServedModel
 from serve_app.errors import ApiError
-from serve_app.grammar_trial import GrammarTrial
-from serve_app.grammars import MAX_REASON, grammar_of
+from serve_app.grammar_trial import MAX_REASON, GrammarTrial
+from serve_app.grammars import grammar_of
 from serve_app.protocol import CompletionRequest
 
 MODEL = ServedModel("text", 0, vocab_size=300, eos_token_ids=(256,), max_model_len=200)
@@ -22,7 +23,7 @@ TRIAL = GrammarTrial()
 
 async def grammar(**fields: Any) -> str:
     request = CompletionRequest.model_validate({"model": "text", "prompt": "x", **fields})
-    return await grammar_of(request, MODEL, TRIAL)
+    return await grammar_of(request, MODEL, partial(TRIAL.error, "a"))
 
 
 @pytest.mark.parametrize(

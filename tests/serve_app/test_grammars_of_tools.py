@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,7 +38,9 @@ def tool(name: str, parameters: Any, **more: Any) -> dict[str, Any]:
 async def grammar(*tools: Any, form: CallForm = HERMES, **fields: Any) -> str:
     turns = [{"role": "user", "content": "x"}]
     body = {"model": "text", "messages": turns, "tools": list(tools), **fields}
-    return await grammar_of(ChatRequest.model_validate(body), MODEL, TRIAL, form)
+    return await grammar_of(
+        ChatRequest.model_validate(body), MODEL, partial(TRIAL.error, "a"), form=form
+    )
 
 
 def calls(made: str, name: str, arguments: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
@@ -201,7 +202,8 @@ def test_what_json_cannot_carry_is_a_number(value: float) -> None:
     """C29."""
     texts = TokenTexts(byte_tokenizer().backend_tokenizer)
     told = [ToldToken(65, 0, TokenLogprobs(value, (65, 66), (0.0, value)))]
-    assert for_chat(told, texts).content[0].top_logprobs[1].logprob == LEAST
+    [content] = for_chat(told, texts).content
+    assert msgspec.json.decode(content)["top_logprobs"][1]["logprob"] == LEAST
     assert for_text(told, texts).token_logprobs == [LEAST]
 
 
