@@ -14,7 +14,7 @@ from itertools import chain
 from operator import attrgetter
 
 from router.concurrency import Concurrency
-from router.lazy_heap import LazyHeap
+from router.lazy_order import LazyOrder
 from router.policy import FairPolicy
 from router.request import Request
 
@@ -135,8 +135,8 @@ class Band:
         self._policy = policy
         # All of C: these are asked at every step of every decision.
         live = attrgetter("eligible")
-        self._by_key: LazyHeap[TenantQueue] = LazyHeap(attrgetter("counter.key"), live)
-        self._by_counter: LazyHeap[TenantQueue] = LazyHeap(attrgetter("counter.value"), live)
+        self._by_key: LazyOrder[TenantQueue] = LazyOrder(attrgetter("counter.key"), live)
+        self._by_counter: LazyOrder[TenantQueue] = LazyOrder(attrgetter("counter.value"), live)
         self._aside: list[TenantQueue] = []
 
     def is_newcomer(self, queue: TenantQueue) -> bool:
@@ -147,15 +147,12 @@ class Band:
     def newcomer(self) -> TenantQueue | None:
         """The eligible tenant that had the least service, if it is a newcomer, or would still
         have had the least after its next request."""
-        queue = self._by_counter.peek()
-        if queue is None or self.is_newcomer(queue):
-            return queue
-        self._by_counter.pop()
-        second = self._by_counter.peek()
-        self._by_counter.touch(queue)
-        if second is None or queue.counter.value + self._cost(queue) > second.counter.value:
-            return None
-        return queue
+        least = self._by_counter.first(2)
+        if not least or self.is_newcomer(least[0]):
+            return least[0] if least else None
+        queue, *others = least
+        still = any(queue.counter.value + self._cost(queue) <= x.counter.value for x in others)
+        return queue if still else None
 
     def _cost(self, queue: TenantQueue) -> float:
         """What its next request will probably add to its counter."""
@@ -170,17 +167,7 @@ class Band:
     def near(self, span: float, limit: int) -> list[TenantQueue]:
         """The tenants that come next, with keys at most `span` above the first; `limit` of them
         at most."""
-        found: list[TenantQueue] = []
-        ceiling = 0.0
-        while len(found) < limit and (queue := self._by_key.peek()) is not None:
-            if not found:
-                ceiling = queue.counter.key + span
-            elif queue.counter.key > ceiling:
-                break
-            found.append(self._by_key.pop())
-        for queue in found:
-            self._by_key.touch(queue)
-        return found
+        return self._by_key.first(limit, span)
 
     def set_aside(self) -> None:
         """Pass the first tenant over until `restore`. It stays eligible."""

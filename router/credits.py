@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
+from router.loads import LoadOrder
 from router.messages import ReplicaReport
 from router.policy import FairPolicy
-from router.prefixes import PrefixIndex
+from router.prefixes import PrefixCache, PrefixIndex
 from router.request import Request
 
 
@@ -21,6 +23,9 @@ class Replica:
     """What one replica offers, and who holds it."""
 
     name: str
+    bit: int
+    """It alone, as a set of replicas."""
+    prefixes: PrefixCache
     slots: int = 0
     """0 as well when it never reported or fell silent."""
     common_slots: int = 0
@@ -30,7 +35,6 @@ class Replica:
     leases: dict[Request, int] = field(default_factory=dict)
     """KV tokens held by each request, in the order of the grants."""
     kv_held: int = 0
-    prefixes: PrefixIndex = field(default_factory=PrefixIndex)
 
     @property
     def kv_free(self) -> int:
@@ -38,7 +42,7 @@ class Replica:
 
 
 class Credits:
-    """Slots and KV room of all replicas. Choosing costs O(replicas)."""
+    """Slots and KV room of all replicas."""
 
     def __init__(
         self,
@@ -51,6 +55,10 @@ class Credits:
         self._clock = clock
         self._report_timeout_s = report_timeout_s
         self._replicas: dict[str, Replica] = {}
+        self._by_bit: dict[int, Replica] = {}
+        self._loads, self._prefixes = LoadOrder(), PrefixIndex()
+        self._free = self._common_free = 0
+        """Who has a slot for newcomers, and for everybody."""
 
     def replicas(self) -> Mapping[str, Replica]:
         return self._replicas
@@ -60,6 +68,7 @@ class Credits:
         replica.slots, replica.kv_tokens = report.slots, report.kv_tokens
         replica.common_slots = self._common(report)
         replica.reported_at = self._clock()
+        self._update(replica)
 
     def expire(self) -> list[Replica]:
         """Withdraw the credits of silent replicas. Returns those that fell silent now."""
@@ -68,37 +77,36 @@ class Credits:
         fell_silent = [replica for replica in silent if replica.slots]
         for replica in silent:
             replica.slots = replica.common_slots = 0
+            self._update(replica)
             if not replica.leases:
-                del self._replicas[replica.name]
+                self._forget(replica)
         return fell_silent
 
     def any_slot(self, excluding: str | None = None, *, newcomer: bool = True) -> bool:
         """Whether a replica other than `excluding` has a free slot, KV room aside."""
-        for replica in self._replicas.values():
-            slots = replica.slots if newcomer else replica.common_slots
-            if len(replica.leases) < slots and replica.name != excluding:
-                return True
-        return False
+        return bool(self._with_slots(excluding, newcomer))
 
     def find(
-        self, request: Request, excluding: str | None = None, *, newcomer: bool = True
+        self,
+        request: Request,
+        excluding: str | None = None,
+        *,
+        newcomer: bool = True,
+        beyond: int = -1,
     ) -> Replica | None:
         """The replica that has a free slot, room for a request (an empty one always has) and most
-        of its prompt cached; the least loaded (leases by slots) among equals. None if no replica
-        takes it."""
-        best, best_rank = None, (0, 0.0)
-        kv_need, prefixes = request.kv_need, request.info.prefixes
-        for replica in self._replicas.values():
-            leases = len(replica.leases)
-            slots = replica.slots if newcomer else replica.common_slots
-            if leases >= slots or replica.name == excluding:
-                continue
-            matched = replica.prefixes.match(prefixes) if prefixes else 0
-            if not leases or kv_need - matched <= replica.kv_tokens - replica.kv_held:
-                rank = (-matched, leases / replica.slots)
-                if best is None or rank < best_rank:
-                    best, best_rank = replica, rank
-        return best
+        of its prompt cached, more than `beyond` tokens; the least loaded (leases by slots) among
+        equals. None if no replica takes it."""
+        matches = self._prefixes.matches(request.info.prefixes, max(beyond, 0))
+        if beyond >= 0 and not matches:
+            return None
+        kv_need, open_to = request.kv_need, self._with_slots(excluding, newcomer)
+        for matched, holders in matches:
+            replica = self._least_loaded(open_to & holders, kv_need - matched)
+            if replica is not None:
+                return replica
+            open_to &= ~holders  # a shorter match leaves no more room
+        return self._least_loaded(open_to, kv_need) if beyond < 0 else None
 
     def roomiest(self) -> str | None:
         """The replica in service with the most KV room, its slots aside."""
@@ -116,12 +124,14 @@ class Credits:
         request.replica = name
         if prefixes:
             replica.prefixes.add(prefixes, replica.kv_free)
+        self._update(replica)
 
     def release(self, request: Request) -> None:
         """Give back what the request holds, if it holds anything."""
         replica = self._replicas.get(request.replica)
         if replica is not None:
             replica.kv_held -= replica.leases.pop(request, 0)
+            self._update(replica)
         request.replica = ""
 
     def _common(self, report: ReplicaReport) -> int:
@@ -130,8 +140,37 @@ class Credits:
         reserved = self._policy.reserved(rows)
         return rows - reserved if reserved else report.slots
 
+    def _with_slots(self, excluding: str | None, newcomer: bool) -> int:
+        """The set of replicas with a free slot, KV room aside."""
+        found = self._free if newcomer else self._common_free
+        replica = None if excluding is None else self._replicas.get(excluding)
+        return found if replica is None else found & ~replica.bit
+
+    def _least_loaded(self, replicas: int, kv_need: int) -> Replica | None:
+        """Of a set, with room for so many tokens."""
+        for bit in self._loads.sort(replicas):
+            replica = self._by_bit[bit]
+            if not replica.leases or kv_need <= replica.kv_tokens - replica.kv_held:
+                return replica
+        return None
+
+    def _update(self, replica: Replica) -> None:
+        """Its slots or its leases have changed."""
+        bit, leases = replica.bit, len(replica.leases)
+        self._free = self._free & ~bit | (bit if leases < replica.slots else 0)
+        self._common_free = self._common_free & ~bit | (bit if leases < replica.common_slots else 0)
+        self._loads.move(bit, leases / replica.slots if replica.slots else inf)
+
     def _replica(self, name: str) -> Replica:
         replica = self._replicas.get(name)
         if replica is None:
-            replica = self._replicas[name] = Replica(name, reported_at=self._clock())
+            bit = self._loads.add()
+            cache = PrefixCache(self._prefixes, bit)
+            replica = Replica(name, bit, cache, reported_at=self._clock())
+            self._replicas[name] = self._by_bit[bit] = replica
         return replica
+
+    def _forget(self, replica: Replica) -> None:
+        del self._replicas[replica.name], self._by_bit[replica.bit]
+        replica.prefixes.shrink(0)
+        self._loads.remove(replica.bit)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import count, islice
 
 from router.accounts import Accounts
-from router.band import Band
+from router.band import Band, TenantQueue
 from router.band_order import BandOrder
 from router.credits import Credits, Replica
 from router.estimates import Estimates
@@ -243,32 +243,31 @@ class Dispatcher:
     def _most_local(self, band: Band, first: Request, replica: Replica) -> tuple[Request, Replica]:
         """Among the requests that come almost first, the one with most of its prompt cached; the
         earlier ones are overtaken by it, and none too often."""
-        best, longest, rank = (first, replica), -1, 0
+        best, longest, rank = (first, replica), replica.prefixes.match(first.info.prefixes), 0
         candidates = self._almost_first(band)
-        for index, (request, newcomer) in enumerate(candidates):
-            place = self.credits.find(request, self._reserved, newcomer=newcomer)
-            if place is None:
-                continue
-            matched = place.prefixes.match(request.info.prefixes)
-            if matched > longest:
-                best, longest, rank = (request, place), matched, index
-            if self._is_starved(request):
+        for index, (request, queue) in enumerate(candidates[1:], 1):  # `first` leads them
+            starved = self._is_starved(request)
+            place = self.credits.find(
+                request,
+                self._reserved,
+                newcomer=band.is_newcomer(queue),
+                beyond=-1 if starved else longest,
+            )
+            if place is not None:
                 best, rank = (request, place), index
-                break
+                longest = place.prefixes.match(request.info.prefixes)
+                if starved:
+                    break
         for request, _ in candidates[:rank]:
             request.overtaken += 1
         return best
 
-    def _almost_first(self, band: Band) -> list[tuple[Request, bool]]:
+    def _almost_first(self, band: Band) -> list[tuple[Request, TenantQueue]]:
         """The heads of the tenants within the quantum, and behind each as many of the same
-        tenant as there is room for; and whether they are newcomers."""
+        tenant as there is room for."""
         queues = band.near(self._policy.locality, _HEADS)
         each = _HEADS // max(len(queues), 1)
-        return [
-            (request, band.is_newcomer(queue))
-            for queue in queues
-            for request in islice(queue.waiting, each)
-        ]
+        return [(request, queue) for queue in queues for request in islice(queue.waiting, each)]
 
     def _grant(self, band: Band, request: Request, replica: Replica, now: float) -> None:
         band.advance()

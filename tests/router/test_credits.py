@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from router.credits import Credits
+from router.credits import Credits, Replica
 from router.messages import ReplicaReport, RequestInfo
 from router.policy import FairPolicy
 from router.request import Request
@@ -172,3 +174,93 @@ def test_a_prompt_that_nobody_has_goes_where_there_is_least_to_do(clock):
         pool.take(prefixed((number,)), "b")
         pool.release(next(iter(pool.replicas()["b"].leases)))
     assert pool.find(prefixed((100, 200))).name == "b"
+
+
+def defined_place(
+    pool: Credits, request: Request, excluding: str | None, newcomer: bool
+) -> Replica | None:
+    """What `find` is to find, in as many words."""
+
+    def fits(replica: Replica) -> bool:
+        slots = replica.slots if newcomer else replica.common_slots
+        room = replica.kv_free + replica.prefixes.match(request.info.prefixes)
+        has_room = not replica.leases or request.kv_need <= room
+        return replica.name != excluding and len(replica.leases) < slots and has_room
+
+    def rank(replica: Replica) -> tuple[float, ...]:
+        load = len(replica.leases) / replica.slots
+        return (-replica.prefixes.match(request.info.prefixes), load, replica.bit)
+
+    return min(filter(fits, pool.replicas().values()), key=rank, default=None)
+
+
+NAMES = st.sampled_from("abcd")
+CHAINS = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2)).map(
+    lambda chain: tuple(100 * chain[0] + depth for depth in range(chain[1])) + (chain[2],)
+)
+"""Prompts that share beginnings, and one prefix that stands at several depths."""
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("report"), NAMES, st.integers(0, 4), st.sampled_from([200, 600, 5000])),
+        st.tuples(st.just("take"), CHAINS, st.integers(1, 400), st.booleans()),
+        st.tuples(st.just("adopt"), CHAINS, st.integers(1, 400), NAMES),
+        st.tuples(st.just("release"), st.integers(0, 20)),
+        st.tuples(st.just("silence")),
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS, st.sampled_from([None, "a"]), CHAINS, st.sampled_from([0, 1]))
+def test_a_request_goes_where_the_definition_says(events, excluding, chain, reserve_rows):
+    clock = Clock()
+    pool = Credits(FairPolicy(reserve_rows=reserve_rows), clock=clock, report_timeout_s=2.0)
+    taken: list[Request] = []
+    for kind, *details in events:
+        clock.now += 0.1
+        if kind == "report":
+            pool.report(ReplicaReport(*details))
+        elif kind == "silence":
+            clock.now += 1.5
+            pool.expire()
+        elif kind == "release":
+            if taken:
+                pool.release(taken.pop(details[0] % len(taken)))
+        else:
+            prefixes, prompt, how = details
+            request = Request(RequestInfo("x", "t", prompt, 10, prefixes=prefixes), "ingress", 10)
+            if kind == "take":
+                place = pool.find(request, excluding, newcomer=how)
+                assert place is defined_place(pool, request, excluding, how)
+                how = None if place is None else place.name
+            if how is not None:
+                pool.take(request, how)
+                taken.append(request)
+        probe = Request(RequestInfo("x", "t", 300, 10, prefixes=chain), "ingress", 10)
+        for newcomer in (False, True):
+            place = defined_place(pool, probe, excluding, newcomer)
+            assert pool.find(probe, excluding, newcomer=newcomer) is place
+            cached = 0 if place is None else place.prefixes.match(chain)
+            for beyond in (0, 64, 128, 256):
+                expected = place if cached > beyond else None
+                found = pool.find(probe, excluding, newcomer=newcomer, beyond=beyond)
+                assert found is expected
+            slots = [
+                replica
+                for replica in pool.replicas().values()
+                if len(replica.leases) < (replica.slots if newcomer else replica.common_slots)
+            ]
+            assert pool.any_slot(newcomer=newcomer) == bool(slots)
+
+
+def test_a_replica_that_is_forgotten_leaves_no_prefix_behind(pool, clock):
+    pool.report(ReplicaReport("r", slots=2, kv_tokens=10_000))
+    request = prefixed(PREFIXES)
+    pool.take(request, "r")
+    pool.release(request)
+    clock.now += 3.0
+    pool.expire()
+    pool.report(ReplicaReport("new", slots=2, kv_tokens=10_000))
+    assert len(pool._prefixes) == 0
+    assert pool.find(request, beyond=0) is None
+    assert pool.find(request).name == "new"
