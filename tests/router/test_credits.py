@@ -196,7 +196,7 @@ def defined_place(
 
 NAMES = st.sampled_from("abcd")
 CHAINS = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 2)).map(
-    lambda chain: tuple(100 * chain[0] + depth for depth in range(chain[1])) + (chain[2],)
+    lambda chain: (*(100 * chain[0] + depth for depth in range(chain[1])), chain[2])
 )
 """Prompts that share beginnings, and one prefix that stands at several depths."""
 EVENTS = st.lists(
