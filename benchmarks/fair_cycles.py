@@ -27,13 +27,15 @@ ARRIVALS = 64
 PROMPT, OUTPUT = 100, 50
 
 
-def dispatcher_of(tenants: int) -> Dispatcher:
+def dispatcher_of(tenants: int, *reports: ReplicaReport) -> Dispatcher:
+    """With replicas as they report, and limits of every kind that never bind."""
     accounts = Accounts(prices=PriceList({"m": Prices(prompt=0.5, cached=0.1, output=1.5)}))
     dispatcher = Dispatcher(FairPolicy(), time.monotonic, 1e9, accounts)
     configured = [
         Tenant(
             id=f"tenant-{number}",
             weight=1.0 + number % 4,
+            max_concurrency=10**6,
             requests_per_minute=10**9,
             tokens_per_minute=10**12,
             daily_budget=1e6,
@@ -43,12 +45,13 @@ def dispatcher_of(tenants: int) -> Dispatcher:
     ]
     accounts.configure(configured)
     dispatcher.configure(configured)
-    dispatcher.credits.report(ReplicaReport("r", SLOTS, 10**9))
+    for report in reports:
+        dispatcher.credits.report(report)
     return dispatcher
 
 
 def cycles_per_s(tenants: int) -> float:
-    dispatcher = dispatcher_of(tenants)
+    dispatcher = dispatcher_of(tenants, ReplicaReport("r", SLOTS, 10**9))
     infos = [
         RequestInfo(f"request-{i}", f"tenant-{i % tenants}", PROMPT, OUTPUT, model="m")
         for i in range(REQUESTS)

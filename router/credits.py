@@ -97,15 +97,13 @@ class Credits:
         """The replica that has a free slot, room for a request (an empty one always has) and most
         of its prompt cached, more than `beyond` tokens; the least loaded (leases by slots) among
         equals. None if no replica takes it."""
-        matches = self._prefixes.matches(request.info.prefixes, max(beyond, 0))
-        if beyond >= 0 and not matches:
-            return None
-        kv_need, open_to = request.kv_need, self._with_slots(excluding, newcomer)
-        for matched, holders in matches:
-            replica = self._least_loaded(open_to & holders, kv_need - matched)
+        open_to, kv_need = self._with_slots(excluding, newcomer), request.kv_need
+        shortest = beyond if beyond > 0 else 0
+        for matched, holders in self._prefixes.matches(request.info.prefixes, open_to, shortest):
+            replica = self._least_loaded(holders, kv_need - matched)
             if replica is not None:
                 return replica
-            open_to &= ~holders  # a shorter match leaves no more room
+        # Who has a prefix and no room has none for more of the prompt, either.
         return self._least_loaded(open_to, kv_need) if beyond < 0 else None
 
     def roomiest(self) -> str | None:

@@ -19,6 +19,7 @@ from router.fair_queue import FairQueue
 from router.ledger import NOTHING, Used
 from router.messages import Outcome, RequestInfo
 from router.policy import FairPolicy
+from router.prefixes import longest_of
 from router.quota import Denial
 from router.request import GRANTED, PARKED, QUEUED, Group, Request
 from router.tenant import Tenant
@@ -247,6 +248,8 @@ class Dispatcher:
         candidates = self._almost_first(band)
         for index, (request, queue) in enumerate(candidates[1:], 1):  # `first` leads them
             starved = self._is_starved(request)
+            if not starved and longest_of(request.info.prefixes) <= longest:
+                continue
             place = self.credits.find(
                 request,
                 self._reserved,

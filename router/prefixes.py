@@ -14,6 +14,11 @@ FIRST = 64
 """Tokens of the shortest prefix; each further one is twice as long."""
 
 
+def longest_of(prefixes: Sequence[int]) -> int:
+    """Tokens of the longest of a prompt's prefixes."""
+    return FIRST << len(prefixes) >> 1 if prefixes else 0
+
+
 class PrefixIndex:
     """Which replicas have which prefix."""
 
@@ -25,14 +30,16 @@ class PrefixIndex:
         """Prefixes that any replica has."""
         return len(self._holders)
 
-    def matches(self, prefixes: Sequence[int], beyond: int = 0) -> list[tuple[int, int]]:
-        """Tokens of each prefix that is longer than `beyond` tokens and that somebody has, the
-        longest first, and who has it."""
+    def matches(
+        self, prefixes: Sequence[int], among: int, beyond: int = 0
+    ) -> list[tuple[int, int]]:
+        """Tokens of each prefix of more than `beyond` tokens that any of a set of replicas has,
+        the longest first, and who of them has it."""
         found = []
         holders_of = self._holders
         for index in range(len(prefixes) - 1, (beyond // FIRST).bit_length() - 1, -1):
-            holders = holders_of.get(prefixes[index])
-            if holders is not None:
+            holders = holders_of.get(prefixes[index], 0) & among
+            if holders:
                 found.append((FIRST << index, holders))
         return found
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prefixes import FIRST, PrefixCache, PrefixIndex
+from router.prefixes import FIRST, PrefixCache, PrefixIndex, longest_of
 
 
 def cache() -> PrefixCache:
@@ -40,10 +40,15 @@ def test_the_index_names_the_longest_first_and_nothing_that_is_not_longer():
     index = PrefixIndex()
     PrefixCache(index, 1).add((1, 2, 3), capacity=1000)
     PrefixCache(index, 4).add((1, 2), capacity=1000)
-    assert index.matches((1, 2, 3, 4)) == [(256, 1), (128, 5), (64, 5)]
-    assert index.matches((1, 2, 3), beyond=64) == [(256, 1), (128, 5)]
-    assert index.matches((1, 2, 3), beyond=256) == []
-    assert index.matches(()) == index.matches((9,)) == []
+    assert index.matches((1, 2, 3, 4), among=7) == [(256, 1), (128, 5), (64, 5)]
+    assert index.matches((1, 2, 3), among=6) == [(128, 4), (64, 4)]
+    assert index.matches((1, 2, 3), among=7, beyond=64) == [(256, 1), (128, 5)]
+    assert index.matches((1, 2, 3), among=7, beyond=256) == []
+    assert index.matches((), 7) == index.matches((9,), 7) == index.matches((1,), 2) == []
+
+
+def test_each_prefix_is_twice_as_long_as_the_one_before():
+    assert [longest_of(range(count)) for count in range(4)] == [0, 64, 128, 256]
 
 
 PROMPTS = st.lists(st.integers(0, 6), min_size=1, max_size=4, unique=True).map(tuple)
@@ -56,7 +61,7 @@ def test_the_index_knows_what_the_caches_know_and_no_more(uses, prompt):
     caches = [PrefixCache(index, 1 << number) for number in range(3)]
     for number, prefixes, capacity in uses:
         caches[number].add(prefixes, capacity)
-    found = index.matches(prompt)
+    found = index.matches(prompt, among=7)
     for number, known in enumerate(caches):
         longest = next((tokens for tokens, holders in found if holders >> number & 1), 0)
         assert longest == known.match(prompt)
