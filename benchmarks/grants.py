@@ -24,7 +24,7 @@ from router.request import Request
 
 TENANTS, CHAINS = 100, 100
 PROMPT, OUTPUT = 800, 250
-WAITING, ROUND, ROUNDS = 1_000, 32, 200
+WAITING, ROUND, ROUNDS = 1_000, 200, 32
 """Requests that wait, that end and come in a round, and rounds that are timed."""
 
 
