@@ -98,11 +98,12 @@ class Credits:
         of its prompt cached, more than `beyond` tokens; the least loaded (leases by slots) among
         equals. None if no replica takes it."""
         open_to, kv_need = self._with_slots(excluding, newcomer), request.kv_need
-        shortest = beyond if beyond > 0 else 0
-        for matched, holders in self._prefixes.matches(request.info.prefixes, open_to, shortest):
-            replica = self._least_loaded(holders, kv_need - matched)
-            if replica is not None:
-                return replica
+        if prefixes := request.info.prefixes:
+            shortest = beyond if beyond > 0 else 0
+            for matched, holders in self._prefixes.matches(prefixes, open_to, shortest):
+                replica = self._least_loaded(holders, kv_need - matched)
+                if replica is not None:
+                    return replica
         # Who has a prefix and no room has none for more of the prompt, either.
         return self._least_loaded(open_to, kv_need) if beyond < 0 else None
 
@@ -155,9 +156,10 @@ class Credits:
     def _update(self, replica: Replica) -> None:
         """Its slots or its leases have changed."""
         bit, leases = replica.bit, len(replica.leases)
-        self._free = self._free & ~bit | (bit if leases < replica.slots else 0)
-        self._common_free = self._common_free & ~bit | (bit if leases < replica.common_slots else 0)
-        self._loads.move(bit, leases / replica.slots if replica.slots else inf)
+        slots, common = replica.slots, replica.common_slots
+        self._free = self._free | bit if leases < slots else self._free & ~bit
+        self._common_free = self._common_free | bit if leases < common else self._common_free & ~bit
+        self._loads.move(bit, leases / slots if slots else inf)
 
     def _replica(self, name: str) -> Replica:
         replica = self._replicas.get(name)
