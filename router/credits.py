@@ -101,10 +101,10 @@ class Credits:
         if prefixes := request.info.prefixes:
             shortest = beyond if beyond > 0 else 0
             for matched, holders in self._prefixes.matches(prefixes, open_to, shortest):
-                replica = self._least_loaded(holders, kv_need - matched)
+                replica = self._least_loaded(holders & open_to, kv_need - matched)
                 if replica is not None:
                     return replica
-        # Who has a prefix and no room has none for more of the prompt, either.
+                open_to &= ~holders  # without room for so much, they have none for more
         return self._least_loaded(open_to, kv_need) if beyond < 0 else None
 
     def roomiest(self) -> str | None:
