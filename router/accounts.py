@@ -6,7 +6,7 @@ Knows neither order nor replicas.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from router.concurrency import Concurrency
 from router.ledger import Ledger
@@ -39,6 +39,18 @@ class Accounts:
                 quota.configure(tenant)
             else:
                 self.quotas[tenant.id] = Quota(tenant, self.prices, self._clock, self._wall)
+
+    def windows(self) -> list[tuple[str, str]]:
+        """Tenant and window of all money that is counted now."""
+        quotas = self.quotas.items()
+        return [(name, window) for name, quota in quotas for window in quota.windows()]
+
+    def learn_spending(self, spent: Mapping[tuple[str, str], int]) -> None:
+        """Take over micro-dollars by tenant and window as they are written down, and add what is
+        not written yet."""
+        unwritten = self.ledger.unwritten()
+        for (name, window), amount in spent.items():
+            self.quotas[name].learn(window, amount + unwritten[name, window])
 
     def queued(self, tenant: str) -> int:
         """Requests of a tenant that wait, for whichever model."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from router.messages import GpuTime, Outcome, RequestInfo
 
@@ -52,6 +52,16 @@ class Entry(NamedTuple):
     """What it took of GPUs' time: our own cost."""
 
 
+class Running(NamedTuple):
+    """One request that has begun, and what it has to pay for by now."""
+
+    request_id: str
+    tenant: str
+    model: str
+    used: Used
+    gpu_s: float
+
+
 class Journal(NamedTuple):
     """What has happened since the last one was taken."""
 
@@ -60,13 +70,8 @@ class Journal(NamedTuple):
     """Requests that were refused, by tenant and model."""
     gpu: dict[str, GpuTime]
     """By replica, since it started: what those told last that told anything."""
-
-
-class Past(Protocol):
-    """What earlier routers have written down."""
-
-    def is_booked(self, request_id: str) -> bool:
-        """Whether the journal has the end of this request."""
+    running: dict[str, str]
+    """By ingress, what runs now, in whichever form; empty where nothing does any more."""
 
 
 @dataclass(slots=True)
@@ -245,6 +250,6 @@ class Ledger:
 
     def take_journal(self) -> Journal:
         """What has ended, was refused and was observed since the last call."""
-        journal = Journal(self._ended, self._refused, self._gpu)
+        journal = Journal(self._ended, self._refused, self._gpu, {})
         self._ended, self._refused, self._gpu = [], Counter(), {}
         return journal

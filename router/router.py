@@ -17,7 +17,7 @@ from router.gate import MIN_RETRY_S, Gate
 from router.groups import for_all, groups
 from router.ingress import Ingress
 from router.latencies import Latencies
-from router.ledger import Journal, Past
+from router.ledger import Journal, Running
 from router.messages import (
     Ending,
     LeaseInfo,
@@ -58,7 +58,6 @@ class Router:
         epoch: int,
         policy: FairPolicy | None = None,
         prices: PriceList | None = None,
-        past: Past | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         grace_s: float = 0.5,
@@ -73,7 +72,8 @@ class Router:
         self._grants_from = clock() + grace_s
         self._ingress_timeout_s = ingress_timeout_s
         self._forget_s = forget_s
-        policy, self._past = policy or FairPolicy(), past
+        self._booked: Set[str] = frozenset()
+        policy = policy or FairPolicy()
         self._accounts = Accounts(clock, wall, prices)
         self._pools = Pools(policy, clock, report_timeout_s, self._accounts)
         self._gate = Gate(self._pools, policy)
@@ -155,22 +155,27 @@ class Router:
         self._pools.expire()
         self._dispatch()
 
+    def learn_booked(self, request_ids: Set[str]) -> None:
+        """Earlier routers have written down how these ended: to be acknowledged, and no more."""
+        self._booked = request_ids
+
+    def running(self) -> dict[str, list[Running]]:
+        """By ingress, its requests that have begun."""
+        used = self._accounts.ledger.used
+        return {name: ingress.running(used) for name, ingress in self._ingresses.items()}
+
     def take_journal(self) -> Journal:
         """What has happened since the last call, to be written down."""
         return self._accounts.ledger.take_journal()
 
     def accounts(self) -> list[tuple[str, str]]:
         """Tenant and window of all money that is counted now."""
-        quotas = self._accounts.quotas.items()
-        return [(name, window) for name, quota in quotas for window in quota.windows()]
+        return self._accounts.windows()
 
     def learn_spending(self, spent: Mapping[tuple[str, str], int]) -> None:
         """Take over micro-dollars by account, as the store has them now that every journal taken
         is written: those that other routers booked count, too."""
-        unwritten = self._accounts.ledger.unwritten()
-        for (name, window), amount in spent.items():
-            quota = self._accounts.quotas[name]
-            quota.learn(window, amount + unwritten[name, window])
+        self._accounts.learn_spending(spent)
 
     def take_news(self) -> set[str]:
         """Ingresses with something new to hear since the last call, replies aside."""
@@ -208,7 +213,7 @@ class Router:
         for ending in endings:
             info = ending.request
             settled[info.request_id] = info.tenant
-            if info.request_id not in ingress.settled and not self._is_booked(info):
+            if info.request_id not in ingress.settled and info.request_id not in self._booked:
                 request = ingress.requests.get(info.request_id)
                 if request is None:
                     request = self._add(ingress, info)
@@ -358,10 +363,6 @@ class Router:
     ) -> None:
         self._pool(request).end(request, outcome, slo_met=slo_met)
         del ingress.requests[request.info.request_id]
-
-    def _is_booked(self, info: RequestInfo) -> bool:
-        """Whether an earlier router has written down how a request ended."""
-        return self._past is not None and self._past.is_booked(info.request_id)
 
     def _slo_met(self, ending: Ending) -> bool:
         tenant = self._tenants.get(ending.request.tenant)

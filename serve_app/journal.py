@@ -17,8 +17,8 @@ from router.store import Store
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 0.5
-"""What a kill may lose."""
+FLUSH_S = 0.25
+"""What a kill may lose. Ingresses tell as often, so whatever dies at once loses half a second."""
 MOST_KEPT = 1_000_000
 """Entries that wait for a store which takes nothing; the oldest are given up beyond."""
 
@@ -54,6 +54,7 @@ class JournalWriter:
             kept.entries.extend(taken.entries)
             kept.refused.update(taken.refused)
             kept.gpu.update(taken.gpu)
+            kept.running.update(taken.running)
             await self._write(kept)
 
     async def _write(self, kept: Journal) -> None:
@@ -69,4 +70,4 @@ class JournalWriter:
 
 
 def _nothing() -> Journal:
-    return Journal([], Counter(), {})
+    return Journal([], Counter(), {}, {})

@@ -20,6 +20,7 @@ import msgspec
 from ray import serve
 
 from router.cost import UsageReport, usage_report
+from router.ledger import Journal
 from router.messages import ReplicaReport, ReportReply, Sync
 from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
@@ -29,6 +30,7 @@ from router.snapshot import Snapshot
 from router.tenant import Tenants
 from serve_app import background
 from serve_app.admission_client import Hint, Notice
+from serve_app.checkpoints import Checkpoints
 from serve_app.journal import JournalWriter
 from serve_app.metrics import AdmissionMetrics
 from serve_app.scaling_log import read_decisions
@@ -94,9 +96,9 @@ class Admission:
             epoch=self._epoch,
             policy=fairness,
             prices=PriceList(self._prices),
-            past=self._store,
         )
-        self._journal = JournalWriter(self._store, self._router.take_journal, self._learn_spending)
+        self._checkpoints = Checkpoints(self._store, self._router)
+        self._journal = JournalWriter(self._store, self._take_journal, self._learn)
         self._writing = background.start(self._journal.run(), "journal")
         self._waiting: dict[str, int] = {}
         """Requests that wait for a credit, by model."""
@@ -221,6 +223,14 @@ class Admission:
         """Counts of everything, for tests."""
         return self._router.snapshot()
 
+    def _take_journal(self) -> Journal:
+        return self._router.take_journal()._replace(running=self._checkpoints.take())
+
+    async def _learn(self) -> None:
+        """While all that was taken is written down."""
+        await self._learn_spending()
+        await self._checkpoints.settle_lost()
+
     async def _learn_spending(self) -> None:
         """Of other clusters that count against the same budgets; and, when the clock was set, in
         windows that it may have come back to."""
@@ -238,7 +248,10 @@ class Admission:
             self._stamp = self._source.stamp()
             tenants = self._source.load()
             require_prices(tenants, self._prices)
-            self._router.update_tenants(tenants, await self._spent(tenants))
+            spent = await self._spent(tenants)
+            if not self._tenants.tenants:
+                self._router.learn_booked(await asyncio.to_thread(self._store.recent))
+            self._router.update_tenants(tenants, spent)
             self._tenants = tenants
             self._publish()
 
@@ -295,7 +308,8 @@ class Admission:
             self._metrics.tell(state)
             self._metrics.observe(self._router.latencies.take())
             self._news &= state.ingresses.keys()
-            self._answers = {name: self._answers[name] for name in state.ingresses}
+            for name in self._answers.keys() - state.ingresses.keys():
+                del self._answers[name]
             self._forget_silent()
             await self._reload_if_changed()
             self._tell()

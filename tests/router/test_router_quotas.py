@@ -190,17 +190,11 @@ def test_reload_keeps_counters_and_removal_too():
     assert desk.sync(info("y")).rate_limits["a"].requests.remaining == 3
 
 
-class Written:
-    """What an earlier router has booked."""
-
-    def is_booked(self, request_id: str) -> bool:
-        return request_id == "x"
-
-
 def test_a_restarted_router_charges_nothing_twice():
     """The ingress shows an ending again that was booked already, and one that was not."""
     limits = {"daily_budget": 1.0}
-    desk = Desk(slots=1, past=Written(), a=limits)
+    desk = Desk(slots=1, a=limits)
+    desk.router.learn_booked({"x"})
     desk.router.update_tenants(tenants_of(a=limits), {("a", "1970-01-01"): 300})
     endings = (ending(info("x"), produced=50), ending(info("y"), produced=50))
     reply = desk.sync(endings=endings, epoch=EPOCH - 1)

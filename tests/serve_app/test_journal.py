@@ -25,7 +25,7 @@ class Router:
         self.gpu = {"r": GpuTime(requests=1.0)}
 
     def take_journal(self) -> Journal:
-        journal = Journal(self.entries, self.refused, dict(self.gpu))
+        journal = Journal(self.entries, self.refused, dict(self.gpu), {})
         self.entries, self.refused = [], Counter()
         return journal
 

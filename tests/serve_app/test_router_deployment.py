@@ -33,7 +33,7 @@ class AdmissionAlone(Admission):
 
 
 @pytest.fixture(autouse=True)
-def _no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """An Admission whose clock was stopped would end the whole run of tests."""
     monkeypatch.setattr(router_deployment.SelfCheck, "start", lambda self: None)
 
