@@ -8,6 +8,7 @@ attempt of the request it stems from.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -111,17 +112,24 @@ class Ledger:
         self._ended: list[Entry] = []
         self._refused: Counter[tuple[str, str]] = Counter()
         self._gpu: dict[str, GpuTime] = {}
+        self._active: set[str] = set()
 
     def __len__(self) -> int:
         """Requests that are open."""
         return len(self._open)
 
-    def usage(self) -> dict[str, Usage]:
-        """Totals of every tenant that ever had a request; copies."""
+    def usage(self, tenants: Iterable[str] | None = None) -> dict[str, Usage]:
+        """Totals of every tenant that ever had a request, or of those of these; copies."""
+        names = self._usage if tenants is None else self._usage.keys() & set(tenants)
         return {
-            tenant: replace(usage, outcomes=dict(usage.outcomes))
-            for tenant, usage in self._usage.items()
+            name: replace(self._usage[name], outcomes=dict(self._usage[name].outcomes))
+            for name in names
         }
+
+    def take_active(self) -> set[str]:
+        """Tenants of which a request came, ended or was refused since the last call."""
+        active, self._active = self._active, set()
+        return active
 
     def slo_counts(self) -> tuple[int, int]:
         """Requests that succeeded, and those of them that kept what was promised."""
@@ -137,6 +145,7 @@ class Ledger:
         if usage is None:
             usage = self._usage[info.tenant] = Usage()
         self._open[info.request_id] = _Entry(usage, info.prompt_tokens)
+        self._active.add(info.tenant)
 
     def resume(self, info: RequestInfo, produced: int, cached: int | None) -> None:
         """Open a request of which so much was charged by an earlier router."""
@@ -200,6 +209,7 @@ class Ledger:
         if usage is None:
             usage = self._usage[info.tenant] = Usage()
         usage.refused += 1
+        self._active.add(info.tenant)
         self._refused[info.tenant, info.model] += 1
 
     def close(
@@ -214,6 +224,7 @@ class Ledger:
     ) -> None:
         """Count how an open request ended, what it `used` and what that cost; None, a refusal,
         counts nowhere."""
+        self._active.add(info.tenant)
         entry = self._open.pop(info.request_id, None)
         if entry is None or outcome is None:
             return

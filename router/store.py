@@ -2,8 +2,8 @@
 
 The journal is the truth about money: what a request cost is written once, under its id, in one
 transaction with the totals that it changes. So a request that is booked again, by a router that
-was started anew or by an ingress that was not heard, changes nothing. Beside it is kept what runs, in
-a form that only those know who wrote it. Knows neither HTTP nor Ray.
+was started anew or by an ingress that was not heard, changes nothing. Beside it is kept what runs,
+in a form that only those know who wrote it. Knows neither HTTP nor Ray.
 """
 
 from __future__ import annotations

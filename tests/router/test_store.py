@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router import store as stores
 from router.ledger import Entry, Journal, Used
 from router.messages import GpuTime, Outcome
-from router import store as stores
 from router.store import HOUR_S, KEPT_S, SUMS, SqliteStore, Store
 
 NOW = 100 * HOUR_S + 7.0

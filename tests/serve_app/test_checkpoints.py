@@ -58,7 +58,7 @@ async def booked(admission: Admission, seconds: float = 0.3) -> dict[str, int]:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         await admission._journal.flush()
-        time.sleep(0.02)
+        await asyncio.sleep(0.02)
     rows = admission._store.usage(0, 1e12)
     return {name: sum(row.sums[name] for row in rows) for name in SUMS}
 

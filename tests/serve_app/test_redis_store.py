@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import tempfile
 import time
 from collections.abc import Iterator
@@ -206,7 +207,7 @@ class Cluster(Admission):
 
     async def stop(self) -> None:
         self._self_check.stop()
-        tasks = (self._clock, self._writing)
+        tasks = (self._clock, self._watching, self._writing)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -256,9 +257,9 @@ async def test_tenants_change_while_its_redis_is_away(server: RedisServer) -> No
     server.kill()
     await admission.reconfigure({"tenants": [{"id": "a", "daily_budget": 1.0}, {"id": "b"}]})
     notice = (await admission.watch("i", (0, 0))).notice
-    assert notice.tenants.find_by_key("sk-old") is None
+    assert pickle.loads(notice.tenants).find_by_key("sk-old") is None
     assert [state["id"] for state in await admission.tenant_states()] == ["a", "b"]
     server.start()
-    quota = admission._router._accounts.quotas["a"]
+    quota = admission._router.accounts.quotas["a"]
     await until(lambda: quota.spent() == {window: 30})
     await admission.stop()
