@@ -33,6 +33,8 @@ def _known_zone(name: str) -> str:
     return name
 
 
+KEYED = "hmac-sha256:"
+"""Begins a digest that is keyed with a secret of the server's."""
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 Digest = Annotated[str, StringConstraints(pattern=r"^(hmac-)?sha256:[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=1, le=2**53)]
@@ -50,7 +52,7 @@ def digest(key: str, secret: bytes = b"") -> str:
     """
     data = key.encode("utf-8", "surrogatepass")
     if secret:
-        return "hmac-sha256:" + hmac.new(secret, data, hashlib.sha256).hexdigest()
+        return KEYED + hmac.new(secret, data, hashlib.sha256).hexdigest()
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 

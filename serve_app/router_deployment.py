@@ -32,6 +32,7 @@ from serve_app import background
 from serve_app.admission_client import Hint, Notice
 from serve_app.checkpoints import Checkpoints
 from serve_app.journal import JournalWriter
+from serve_app.membership import require_alone
 from serve_app.metrics import AdmissionMetrics
 from serve_app.scaling_log import read_decisions
 from serve_app.scaling_signals import record_workload
@@ -82,8 +83,10 @@ class Admission:
         gpu_dollars_per_hour: float | None = None,
     ) -> None:
         """Without tenants: Serve calls `reconfigure` before the first request. Without `usage`
-        nothing survives this process; see `open_store`.
+        nothing survives this process; see `open_store`. Raises ValueError where Serve would run
+        several of these.
         """
+        require_alone()
         gc.set_threshold(100_000, 50, 100)  # Most of what lives here lives long.
         self._epoch = time.time_ns() // 1_000_000
         self._tenants = Tenants(tenants=[])
