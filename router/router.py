@@ -167,10 +167,10 @@ class Router:
         """Earlier routers have written down how these ended: to be acknowledged, and no more."""
         self._booked = request_ids
 
-    def running(self) -> dict[str, list[Running]]:
-        """By ingress, its requests that have begun."""
-        used = self.accounts.ledger.used
-        return {name: ingress.running(used) for name, ingress in self._ingresses.items()}
+    def running(self, ingress: str) -> list[Running]:
+        """The requests of an ingress that have begun."""
+        known = self._ingresses.get(ingress)
+        return known.running(self.accounts.ledger.used) if known is not None else []
 
     def take_journal(self) -> Journal:
         """What has happened since the last call, to be written down."""

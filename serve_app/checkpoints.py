@@ -39,15 +39,20 @@ class Checkpoints:
         self._look_at = time.monotonic() + LOST_S
         """Those that live have spoken by then."""
 
-    def take(self) -> dict[str, str]:
-        """By ingress, what runs, to be written down with the journal that is taken now; empty
-        where nothing does any more."""
-        running = {name: requests for name, requests in self._router.running().items() if requests}
+    async def take(self) -> dict[str, str]:
+        """By ingress, what runs, to be written down with the journal that is taken afterwards;
+        empty where nothing does any more.
+
+        Others may go on between two ingresses. What ends meanwhile is in both, and known by its id.
+        """
+        running = {}
+        for name in self._router.snapshot(()).ingresses:
+            if requests := self._router.running(name):
+                running[name] = msgspec.json.encode(requests).decode()
+            await asyncio.sleep(0)
         ended = dict.fromkeys(self._written - running.keys(), "")
         self._written = set(running)
-        return ended | {
-            name: msgspec.json.encode(requests).decode() for name, requests in running.items()
-        }
+        return ended | running
 
     async def settle_lost(self) -> None:
         """Book as failed what ran at ingresses that nobody has heard of since; it is written with
@@ -57,7 +62,7 @@ class Checkpoints:
         self._look_at = time.monotonic() + LOOK_S
         silence_s = OTHERS_S if self._store.shared else LOST_S
         lost = await asyncio.to_thread(self._store.lost, time.time() - silence_s)
-        for name in lost.keys() - self._router.running().keys():
+        for name in lost.keys() - self._router.snapshot(()).ingresses.keys():
             self._settle(name, lost[name])
         self._written |= lost.keys()  # so that it is deleted, where nothing runs
 

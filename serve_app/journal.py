@@ -34,7 +34,7 @@ class JournalWriter:
     def __init__(
         self,
         store: Store,
-        take: Callable[[], Journal],
+        take: Callable[[], Awaitable[Journal]],
         written: Callable[[], Awaitable[None]] = _nothing_more,
     ) -> None:
         self._store, self._take, self._written = store, take, written
@@ -50,7 +50,7 @@ class JournalWriter:
     async def flush(self) -> None:
         """Write what there is when the call is made. Errors are logged."""
         async with self._writing:
-            taken, kept = self._take(), self._unwritten
+            taken, kept = await self._take(), self._unwritten
             kept.entries.extend(taken.entries)
             kept.refused.update(taken.refused)
             kept.gpu.update(taken.gpu)

@@ -239,8 +239,9 @@ class Admission:
         """Counts of everything, for tests."""
         return self._router.snapshot()
 
-    def _take_journal(self) -> Journal:
-        return self._router.take_journal()._replace(running=self._checkpoints.take())
+    async def _take_journal(self) -> Journal:
+        running = await self._checkpoints.take()
+        return self._router.take_journal()._replace(running=running)
 
     async def _learn(self) -> None:
         """While all that was taken is written down."""
