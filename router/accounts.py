@@ -49,8 +49,7 @@ class Accounts:
         return [(name, window) for name in tenants for window in self.quotas[name].windows()]
 
     def learn_spending(self, spent: Spent) -> None:
-        """Take over what was spent as it is written down, and add what is
-        not written yet."""
+        """Take over what was spent as it is written down, and add what is not written yet."""
         unwritten = self.ledger.unwritten()
         for (name, window), amount in spent.items():
             self.quotas[name].learn(window, amount + unwritten[name, window])

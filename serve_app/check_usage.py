@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import DeploymentSchema
 
 from serve_app.membership import ALONE
@@ -61,9 +60,7 @@ def check_admission(deployment: DeploymentSchema) -> None:
 
 
 def _bounds(scaling: object) -> list[object]:
-    options = scaling.model_dump() if isinstance(scaling, AutoscalingConfig) else scaling
-    if not isinstance(options, dict):
-        return []
+    options = scaling if isinstance(scaling, dict) else {}
     return [options.get(name, 1) for name in ("min_replicas", "max_replicas")]
 
 
@@ -83,6 +80,8 @@ def _check_file(file: Path) -> None:
         with closing(sqlite3.connect(file.absolute().as_uri() + "?mode=ro", uri=True)) as db:
             [found] = db.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
+        if "locked" in str(error):  # A server is at work with it.
+            return
         found = str(error)
     if found != "ok":
         raise ValueError(f"usage: {file} is no intact file of SQLite's: {found}")
