@@ -70,6 +70,13 @@ class EngineConfig:
             raise ValueError("engine.step_budget_ms must be positive")
         if self.kv_tokens is not None and self.kv_tokens < self.block_size:
             raise ValueError("engine.kv_tokens must hold at least one block")
+        if self.max_model_len is not None and (self.kv_tokens or self.device != "cuda"):
+            holds = self.num_blocks * self.block_size
+            if self.max_model_len > holds:
+                raise ValueError(
+                    f"engine.max_model_len is {self.max_model_len} tokens, but the KV pool holds "
+                    f"only {holds}: raise engine.kv_tokens or lower engine.max_model_len"
+                )
 
     @property
     def num_blocks(self) -> int:

@@ -6,13 +6,17 @@ Knows neither order nor replicas.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
 
 from router.concurrency import Concurrency
 from router.ledger import Ledger
 from router.pricing import PriceList
 from router.quota import Quota
 from router.tenant import Tenant
+
+Spent: TypeAlias = Mapping[tuple[str, str], int]
+"""Micro-dollars by tenant and window."""
 
 
 class Accounts:
@@ -39,6 +43,16 @@ class Accounts:
                 quota.configure(tenant)
             else:
                 self.quotas[tenant.id] = Quota(tenant, self.prices, self._clock, self._wall)
+
+    def windows(self, tenants: Iterable[str]) -> list[tuple[str, str]]:
+        """Tenant and window of all money of theirs that is counted now."""
+        return [(name, window) for name in tenants for window in self.quotas[name].windows()]
+
+    def learn_spending(self, spent: Spent) -> None:
+        """Take over what was spent as it is written down, and add what is not written yet."""
+        unwritten = self.ledger.unwritten()
+        for (name, window), amount in spent.items():
+            self.quotas[name].learn(window, amount + unwritten[name, window])
 
     def queued(self, tenant: str) -> int:
         """Requests of a tenant that wait, for whichever model."""

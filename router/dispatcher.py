@@ -7,7 +7,7 @@ say, nor when to dispatch.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from itertools import count, islice
 
 from router.accounts import Accounts
@@ -57,11 +57,20 @@ class Dispatcher:
         self._reserved: str | None = None
         """Replica kept, at the last dispatch, for a head that was overtaken too often."""
 
-    def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Take over weights and limits other than quotas; counters stay."""
-        tenants = list(tenants)
-        self._max_wait_s = {each.id: each.max_wait_s for each in tenants if each.max_wait_s}
+    def configure(self, tenants: Collection[Tenant]) -> None:
+        """Take over weights and limits other than quotas of tenants that are new or have changed;
+        counters stay."""
+        for tenant in tenants:
+            self._max_wait_s.pop(tenant.id, None)
+            if tenant.max_wait_s:
+                self._max_wait_s[tenant.id] = tenant.max_wait_s
         self.queue.configure(tenants)
+
+    def retire(self, names: Collection[str]) -> None:
+        """These tenants are gone. What waits of them stays put."""
+        for name in names:
+            self._max_wait_s.pop(name, None)
+        self.queue.retire(names)
 
     def admit(self, *requests: Request, again: bool = False) -> Denial | None:
         """Let the new requests that a client made of one wait, with holds on all that their tenant

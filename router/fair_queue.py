@@ -36,14 +36,8 @@ class FairQueue:
         return max(band.virtual_time for band in self.bands)
 
     def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Take over weights and limits. What waits of a tenant that is gone stays put."""
-        named = {tenant.id: tenant for tenant in tenants}
-        for name in self._tenants.keys() - named.keys():
-            queue = self._tenants[name]
-            queue.concurrency.resize(0)
-            if not queue.waiting and not queue.running:
-                self._forget(name)
-        for tenant in named.values():
+        """Take over weights and limits of tenants that are new or have changed."""
+        for tenant in tenants:
             queue = self.tenant(tenant.id)
             self._move(queue, self.bands[tenant.band])
             queue.counter.weigh(tenant.weight)
@@ -51,6 +45,14 @@ class FairQueue:
             queue.concurrency.resize(tenant.max_concurrency)
             if queue.eligible:
                 queue.band.touch(queue)
+
+    def retire(self, names: Iterable[str]) -> None:
+        """These tenants are gone. What waits of them stays put."""
+        for name in self._tenants.keys() & set(names):
+            queue = self._tenants[name]
+            queue.concurrency.resize(0)
+            if not queue.waiting and not queue.running:
+                self._forget(name)
 
     def tenants(self) -> Mapping[str, TenantQueue]:
         return self._tenants

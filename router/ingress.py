@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from router.ledger import Running, Used
 from router.messages import Grant, Refusal
 from router.request import Request, State
 
@@ -32,3 +34,11 @@ class Ingress:
             for request_id, request in self.requests.items()
             if request.state is State.GRANTED
         )
+
+    def running(self, used: Callable[[str], Used]) -> list[Running]:
+        """Those that have begun; `used` tells what one has to pay for."""
+        return [
+            Running(name, request.info.tenant, request.info.model, used(name), request.gpu_s)
+            for name, request in self.requests.items()
+            if request.taken_up
+        ]

@@ -8,8 +8,9 @@ attempt of the request it stems from.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from router.messages import GpuTime, Outcome, RequestInfo
 
@@ -52,6 +53,16 @@ class Entry(NamedTuple):
     """What it took of GPUs' time: our own cost."""
 
 
+class Running(NamedTuple):
+    """One request that has begun, and what it has to pay for by now."""
+
+    request_id: str
+    tenant: str
+    model: str
+    used: Used
+    gpu_s: float
+
+
 class Journal(NamedTuple):
     """What has happened since the last one was taken."""
 
@@ -60,13 +71,8 @@ class Journal(NamedTuple):
     """Requests that were refused, by tenant and model."""
     gpu: dict[str, GpuTime]
     """By replica, since it started: what those told last that told anything."""
-
-
-class Past(Protocol):
-    """What earlier routers have written down."""
-
-    def is_booked(self, request_id: str) -> bool:
-        """Whether the journal has the end of this request."""
+    running: dict[str, str]
+    """By ingress, what runs now, in whichever form; empty where nothing does any more."""
 
 
 @dataclass(slots=True)
@@ -106,17 +112,24 @@ class Ledger:
         self._ended: list[Entry] = []
         self._refused: Counter[tuple[str, str]] = Counter()
         self._gpu: dict[str, GpuTime] = {}
+        self._active: set[str] = set()
 
     def __len__(self) -> int:
         """Requests that are open."""
         return len(self._open)
 
-    def usage(self) -> dict[str, Usage]:
-        """Totals of every tenant that ever had a request; copies."""
+    def usage(self, tenants: Iterable[str] | None = None) -> dict[str, Usage]:
+        """Totals of every tenant that ever had a request, or of those of these; copies."""
+        names = self._usage if tenants is None else self._usage.keys() & set(tenants)
         return {
-            tenant: replace(usage, outcomes=dict(usage.outcomes))
-            for tenant, usage in self._usage.items()
+            name: replace(self._usage[name], outcomes=dict(self._usage[name].outcomes))
+            for name in names
         }
+
+    def take_active(self) -> set[str]:
+        """Tenants of which a request came, ended or was refused since the last call."""
+        active, self._active = self._active, set()
+        return active
 
     def slo_counts(self) -> tuple[int, int]:
         """Requests that succeeded, and those of them that kept what was promised."""
@@ -132,6 +145,7 @@ class Ledger:
         if usage is None:
             usage = self._usage[info.tenant] = Usage()
         self._open[info.request_id] = _Entry(usage, info.prompt_tokens)
+        self._active.add(info.tenant)
 
     def resume(self, info: RequestInfo, produced: int, cached: int | None) -> None:
         """Open a request of which so much was charged by an earlier router."""
@@ -195,6 +209,7 @@ class Ledger:
         if usage is None:
             usage = self._usage[info.tenant] = Usage()
         usage.refused += 1
+        self._active.add(info.tenant)
         self._refused[info.tenant, info.model] += 1
 
     def close(
@@ -209,6 +224,7 @@ class Ledger:
     ) -> None:
         """Count how an open request ended, what it `used` and what that cost; None, a refusal,
         counts nowhere."""
+        self._active.add(info.tenant)
         entry = self._open.pop(info.request_id, None)
         if entry is None or outcome is None:
             return
@@ -245,6 +261,6 @@ class Ledger:
 
     def take_journal(self) -> Journal:
         """What has ended, was refused and was observed since the last call."""
-        journal = Journal(self._ended, self._refused, self._gpu)
+        journal = Journal(self._ended, self._refused, self._gpu, {})
         self._ended, self._refused, self._gpu = [], Counter(), {}
         return journal

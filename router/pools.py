@@ -6,7 +6,7 @@ The module knows neither ingresses nor what they say.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, ItemsView, Iterator, Set
 
 from router.accounts import Accounts
 from router.dispatcher import Dispatcher
@@ -27,7 +27,7 @@ class Pools:
     ) -> None:
         self.accounts = accounts
         self._policy, self._clock, self._report_timeout_s = policy, clock, report_timeout_s
-        self._tenants: list[Tenant] = []
+        self._tenants: dict[str, Tenant] = {}
         self._pools: OrderedDict[str, Dispatcher] = OrderedDict()
         """The one that granted last is the last: what a tenant may run at once goes round."""
 
@@ -36,7 +36,7 @@ class Pools:
         pool = self._pools.get(model)
         if pool is None:
             pool = Dispatcher(self._policy, self._clock, self._report_timeout_s, self.accounts)
-            pool.configure(self._tenants)
+            pool.configure(self._tenants.values())
             self._pools[model] = pool
         return pool
 
@@ -51,12 +51,19 @@ class Pools:
         """Requests of all tenants that wait."""
         return sum(pool.queue.waiting for pool in self)
 
-    def configure(self, tenants: Iterable[Tenant]) -> None:
-        """Take over weights and limits; counters stay."""
-        self._tenants = list(tenants)
-        self.accounts.configure(self._tenants)
+    def configure(self, tenants: Collection[Tenant]) -> None:
+        """Take over weights and limits of tenants that are new or have changed; counters stay."""
+        self._tenants |= {tenant.id: tenant for tenant in tenants}
+        self.accounts.configure(tenants)
         for pool in self:
-            pool.configure(self._tenants)
+            pool.configure(tenants)
+
+    def retire(self, names: Collection[str]) -> None:
+        """These tenants are gone. What is used of their quotas stays known."""
+        for name in names:
+            self._tenants.pop(name, None)
+        for pool in self:  # Those that went before had maybe something to end.
+            pool.retire(pool.queue.tenants().keys() - self._tenants.keys())
 
     def dispatch(self) -> list[Request]:
         """Grant until no free credit of any pool suits a waiting request of its own."""

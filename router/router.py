@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
-from router.accounts import Accounts
+from router.accounts import Accounts, Spent
 from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
 from router.groups import for_all, groups
 from router.ingress import Ingress
 from router.latencies import Latencies
-from router.ledger import Journal, Past
+from router.ledger import Journal, Running
 from router.messages import (
     Ending,
     LeaseInfo,
@@ -58,7 +58,6 @@ class Router:
         epoch: int,
         policy: FairPolicy | None = None,
         prices: PriceList | None = None,
-        past: Past | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         grace_s: float = 0.5,
@@ -73,9 +72,10 @@ class Router:
         self._grants_from = clock() + grace_s
         self._ingress_timeout_s = ingress_timeout_s
         self._forget_s = forget_s
-        policy, self._past = policy or FairPolicy(), past
-        self._accounts = Accounts(clock, wall, prices)
-        self._pools = Pools(policy, clock, report_timeout_s, self._accounts)
+        self._booked: Set[str] = frozenset()
+        policy = policy or FairPolicy()
+        self.accounts = Accounts(clock, wall, prices)
+        self._pools = Pools(policy, clock, report_timeout_s, self.accounts)
         self._gate = Gate(self._pools, policy)
         self._ingresses: dict[str, Ingress] = {}
         self._news: set[str] = set()
@@ -122,19 +122,27 @@ class Router:
         """Take over the capacity of a replica, and where its time went."""
         self._pools.of(report.model).credits.report(report)
         if report.gpu is not None:
-            self._accounts.ledger.observe(report.replica, report.gpu)
+            self.accounts.ledger.observe(report.replica, report.gpu)
         self._dispatch()
 
-    def update_tenants(
-        self, tenants: Tenants, spent: Mapping[tuple[str, str], int] | None = None
-    ) -> None:
-        """Take over weights and limits, and what was spent already, see `learn_spending`. What
-        waits of a tenant that is gone is refused at the next sync that shows it; what runs goes
-        on to its end."""
-        self._pools.configure(tenants.tenants)
-        self._tenants = {tenant.id: tenant for tenant in tenants.tenants}
-        self.learn_spending(spent or {})
+    def update_tenants(self, tenants: Tenants, spent: Spent | None = None) -> None:
+        """Take over all tenants at once, as `configure` and `retire` do in parts."""
+        self.retire(self._tenants.keys() - {tenant.id for tenant in tenants.tenants})
+        self.configure(tenants.tenants, spent)
+
+    def configure(self, tenants: Collection[Tenant], spent: Spent | None = None) -> None:
+        """Take over tenants that are new or have changed, and micro-dollars spent before, by
+        account. Counters stay."""
+        self._pools.configure(tenants)
+        self._tenants |= {tenant.id: tenant for tenant in tenants}
+        self.accounts.learn_spending(spent or {})
         self._dispatch()
+
+    def retire(self, names: Collection[str]) -> None:
+        """What waits of a tenant that is gone is refused at the next sync that shows it; what runs
+        goes on to its end."""
+        self._pools.retire(names)
+        self._tenants = {name: one for name, one in self._tenants.items() if name not in names}
 
     def expire(self) -> None:
         """Act on silence and on the end of the grace. To be called a few times a second."""
@@ -155,32 +163,28 @@ class Router:
         self._pools.expire()
         self._dispatch()
 
+    def learn_booked(self, request_ids: Set[str]) -> None:
+        """Earlier routers have written down how these ended: to be acknowledged, and no more."""
+        self._booked = request_ids
+
+    def running(self, ingress: str) -> list[Running]:
+        """The requests of an ingress that have begun."""
+        known = self._ingresses.get(ingress)
+        return known.running(self.accounts.ledger.used) if known is not None else []
+
     def take_journal(self) -> Journal:
         """What has happened since the last call, to be written down."""
-        return self._accounts.ledger.take_journal()
-
-    def accounts(self) -> list[tuple[str, str]]:
-        """Tenant and window of all money that is counted now."""
-        quotas = self._accounts.quotas.items()
-        return [(name, window) for name, quota in quotas for window in quota.windows()]
-
-    def learn_spending(self, spent: Mapping[tuple[str, str], int]) -> None:
-        """Take over micro-dollars by account, as the store has them now that every journal taken
-        is written: those that other routers booked count, too."""
-        unwritten = self._accounts.ledger.unwritten()
-        for (name, window), amount in spent.items():
-            quota = self._accounts.quotas[name]
-            quota.learn(window, amount + unwritten[name, window])
+        return self.accounts.ledger.take_journal()
 
     def take_news(self) -> set[str]:
         """Ingresses with something new to hear since the last call, replies aside."""
         news, self._news = self._news, set()
         return news
 
-    def snapshot(self) -> Snapshot:
-        """Counts of everything; O(tenants)."""
+    def snapshot(self, tenants: Collection[str] | None = None) -> Snapshot:
+        """Counts of everything, or of these tenants alone; O(tenants)."""
         ingresses = {name: len(entry.requests) for name, entry in self._ingresses.items()}
-        return take_snapshot(self.epoch, self._pools, ingresses)
+        return take_snapshot(self.epoch, self._pools, ingresses, tenants)
 
     def workload(self) -> dict[str, Workload]:
         """What waits, as GPU time, by model; O(tenants)."""
@@ -193,12 +197,12 @@ class Router:
 
     def slo_counts(self) -> tuple[int, int]:
         """Answers that broke their tenant's SLO, since the start, of so many that succeeded."""
-        succeeded, met = self._accounts.ledger.slo_counts()
+        succeeded, met = self.accounts.ledger.slo_counts()
         return succeeded - met, succeeded
 
     def _learn_rates(self, rates: Mapping[str, RateLimits]) -> None:
         """Take over what an earlier router has counted."""
-        quotas = self._accounts.quotas
+        quotas = self.accounts.quotas
         for name in rates.keys() & quotas.keys():
             quotas[name].learn_rates(rates[name])
 
@@ -208,7 +212,7 @@ class Router:
         for ending in endings:
             info = ending.request
             settled[info.request_id] = info.tenant
-            if info.request_id not in ingress.settled and not self._is_booked(info):
+            if info.request_id not in ingress.settled and info.request_id not in self._booked:
                 request = ingress.requests.get(info.request_id)
                 if request is None:
                     request = self._add(ingress, info)
@@ -304,7 +308,7 @@ class Router:
         ids = {refusal.request_id for refusal in refusals}
         for request_id in ids - ingress.refused:
             if infos[request_id].tenant in self._tenants:
-                self._accounts.ledger.refuse(infos[request_id])
+                self.accounts.ledger.refuse(infos[request_id])
         ingress.refused = ids
 
     def _enter(
@@ -344,9 +348,9 @@ class Router:
         request.taken_up = True
         self._pool(request).resume(request)
         if resumed:
-            self._accounts.ledger.resume(request.info, produced, cached)
+            self.accounts.ledger.resume(request.info, produced, cached)
         else:
-            self._accounts.ledger.open(request.info)
+            self.accounts.ledger.open(request.info)
 
     def _end(
         self,
@@ -358,10 +362,6 @@ class Router:
     ) -> None:
         self._pool(request).end(request, outcome, slo_met=slo_met)
         del ingress.requests[request.info.request_id]
-
-    def _is_booked(self, info: RequestInfo) -> bool:
-        """Whether an earlier router has written down how a request ended."""
-        return self._past is not None and self._past.is_booked(info.request_id)
 
     def _slo_met(self, ending: Ending) -> bool:
         tenant = self._tenants.get(ending.request.tenant)
@@ -386,7 +386,7 @@ class Router:
     ) -> SyncReply:
         requests = ingress.requests.values()
         tenants = {request.info.tenant for request in requests}.union(ingress.settled.values())
-        quotas = self._accounts.quotas
+        quotas = self.accounts.quotas
         return SyncReply(
             epoch=self.epoch,
             grants=ingress.grants(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from router.ledger import Usage
@@ -52,10 +52,14 @@ class Snapshot:
         return sum(self.waiting.values())
 
 
-def take_snapshot(epoch: int, pools: Pools, ingresses: Mapping[str, int]) -> Snapshot:
-    """Counts of everything; O(tenants)."""
+def take_snapshot(
+    epoch: int, pools: Pools, ingresses: Mapping[str, int], tenants: Collection[str] | None = None
+) -> Snapshot:
+    """Counts of everything, or of these tenants alone; O(tenants)."""
     queues = {model: pool.queue for model, pool in pools.items()}
-    names = dict.fromkeys(name for queue in queues.values() for name in queue.tenants())
+    names = tenants
+    if names is None:
+        names = dict.fromkeys(name for queue in queues.values() for name in queue.tenants())
     return Snapshot(
         epoch=epoch,
         virtual_times={model: queue.virtual_time for model, queue in queues.items()},
@@ -72,7 +76,7 @@ def take_snapshot(epoch: int, pools: Pools, ingresses: Mapping[str, int]) -> Sna
             for replica in pool.credits.replicas().values()
         },
         ingresses=dict(ingresses),
-        usage=pools.accounts.ledger.usage(),
+        usage=pools.accounts.ledger.usage(tenants),
         waiting={model: queue.waiting for model, queue in queues.items()},
     )
 

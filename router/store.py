@@ -2,12 +2,13 @@
 
 The journal is the truth about money: what a request cost is written once, under its id, in one
 transaction with the totals that it changes. So a request that is booked again, by a router that
-was started anew or by an ingress that was not heard, changes nothing. Knows neither HTTP nor Ray,
-and nothing of requests that are still open.
+was started anew or by an ingress that was not heard, changes nothing. Beside it is kept what runs,
+in a form that only those know who wrote it. Knows neither HTTP nor Ray.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -18,9 +19,16 @@ from typing import Protocol
 from router.ledger import Entry, Journal
 from router.messages import GpuTime, Outcome
 
+logger = logging.getLogger(__name__)
+
 HOUR_S = 3600
-KEPT_S = 24 * HOUR_S
-"""How long ids are remembered. Ingresses repeat an ending for seconds, not hours."""
+KEPT_S = 900
+"""How long ids are remembered: an ending is repeated until it is acknowledged, several times a
+second, so only by an ingress that reached nobody for so long a known one could come again ..."""
+MOST_KEPT = 200_000
+"""... and of how many requests, which is 30 MB of a file."""
+FORGOTTEN = 10_000
+"""Ids that one transaction deletes at most: a file of an earlier version may have millions."""
 
 MICROS = 1_000_000
 """Seconds are kept as whole microseconds, as money is."""
@@ -86,10 +94,14 @@ class Store(Protocol):
 
     def book(self, journal: Journal, now: float) -> None:
         """Add what has happened, at Unix time `now`. Entries whose ids are known already change
-        nothing; neither do times of replicas that are older than others."""
+        nothing; neither do times of replicas that are older than others. What runs is replaced."""
 
-    def is_booked(self, request_id: str) -> bool:
-        """Whether a request was added within the last day."""
+    def recent(self) -> set[str]:
+        """Ids of the requests that were booked last: at least those of the last `KEPT_S`, or
+        `MOST_KEPT`."""
+
+    def lost(self, before: float) -> dict[str, str]:
+        """By ingress, what ran there as it was told last, and not since the Unix time `before`."""
 
     def spent(self, tenant: str, window: str) -> int:
         """Micro-dollars in one window of a tenant's budget."""
@@ -120,6 +132,8 @@ CREATE TABLE IF NOT EXISTS usage (
 CREATE TABLE IF NOT EXISTS gpu (
     replica TEXT, hour INTEGER, {", ".join(f"{name} INTEGER NOT NULL" for name in GPU)},
     PRIMARY KEY (replica, hour)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS running (
+    ingress TEXT PRIMARY KEY, told_at REAL NOT NULL, requests TEXT NOT NULL);
 """
 _ADD_USAGE = f"""
 INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" * len(SUMS))})
@@ -129,8 +143,17 @@ _ADD_SPENT = """
 INSERT INTO spent VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET micro_dollars = micro_dollars + excluded.micro_dollars
 """
-
-
+_SET_RUNNING = """
+INSERT INTO running VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET told_at = excluded.told_at, requests = excluded.requests
+"""
+# The oldest first, and only as many as are too old or too many.
+_FORGET = """
+DELETE FROM booked WHERE request_id IN (
+    SELECT request_id FROM booked
+    WHERE at < max(?, ifnull((SELECT at FROM booked ORDER BY at DESC LIMIT 1 OFFSET ?), 0))
+    ORDER BY at LIMIT ?)
+"""
 # Microseconds since a replica started, as it told last in each hour: what is told again, or late,
 # changes nothing.
 _SET_GPU = f"""
@@ -157,10 +180,13 @@ class SqliteStore:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Calls come from one thread at a time, but not always from the same one.
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5)
+        # What is forgotten gives its room back. It must be said before there is a table.
+        self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=NORMAL")
         self._db.executescript(_SCHEMA)
         self._add_columns()
+        self._compact()
 
     def book(self, journal: Journal, now: float) -> None:
         """See `Store`."""
@@ -174,20 +200,28 @@ class SqliteStore:
                 _SET_GPU,
                 [(name, hour, *micros) for name, micros in gpu_times(journal.gpu).items()],
             )
-            self._db.execute("DELETE FROM booked WHERE at < ?", (int(now - KEPT_S),))
+            self._tell_running(journal.running, now)
+            self._db.execute(_FORGET, (int(now - KEPT_S), MOST_KEPT, FORGOTTEN))
             self._db.execute("COMMIT")
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
+        if self._mostly_free():
+            # A script runs to its end; `execute` would stop after the first page.
+            self._db.executescript("PRAGMA incremental_vacuum(1000)")
 
-    def is_booked(self, request_id: str) -> bool:
-        """See `Store`. Not known where the file cannot be read: entries are booked once in any
-        case, and no request is to wait for it."""
-        try:
-            found = self._db.execute("SELECT 1 FROM booked WHERE request_id = ?", (request_id,))
-            return found.fetchone() is not None
-        except sqlite3.Error:
-            return False
+    def recent(self) -> set[str]:
+        """See `Store`."""
+        found = self._db.execute(
+            "SELECT request_id FROM booked ORDER BY at DESC LIMIT ?", (MOST_KEPT,)
+        )
+        return {request_id for (request_id,) in found}
+
+    def lost(self, before: float) -> dict[str, str]:
+        """See `Store`."""
+        return dict(
+            self._db.execute("SELECT ingress, requests FROM running WHERE told_at < ?", (before,))
+        )
 
     def spent(self, tenant: str, window: str) -> int:
         """See `Store`."""
@@ -224,6 +258,28 @@ class SqliteStore:
         for name in SUMS:
             if name not in known:
                 self._db.execute(f"ALTER TABLE usage ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+
+    def _compact(self) -> None:
+        """Of a file of an earlier version, which gives nothing back by itself, copy what is left
+        of it, if that is less than half."""
+        [mode] = self._db.execute("PRAGMA auto_vacuum").fetchone()
+        if not mode and self._mostly_free():
+            try:
+                self._db.execute("VACUUM")
+            except sqlite3.OperationalError as error:  # A full disk has no room for the copy.
+                logger.warning("the usage file stays as large as it is: %s", error)
+
+    def _mostly_free(self) -> bool:
+        """Half of the file is free, and worth the work."""
+        [free] = self._db.execute("PRAGMA freelist_count").fetchone()
+        [pages] = self._db.execute("PRAGMA page_count").fetchone()
+        return bool(free > max(pages // 2, 256))
+
+    def _tell_running(self, running: Mapping[str, str], now: float) -> None:
+        ended = [(name,) for name, requests in running.items() if not requests]
+        self._db.executemany("DELETE FROM running WHERE ingress = ?", ended)
+        told = [(name, now, requests) for name, requests in running.items() if requests]
+        self._db.executemany(_SET_RUNNING, told)
 
     def _is_new(self, entry: Entry, now: float) -> bool:
         added = self._db.execute(

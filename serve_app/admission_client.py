@@ -29,7 +29,7 @@ from router.messages import (
     Sync,
     SyncReply,
 )
-from router.tenant import Tenant, Tenants
+from router.tenant import Tenant
 from serve_app import background
 from serve_app.backend import Refused
 from serve_app.calls import answered
@@ -57,7 +57,8 @@ class Notice:
     """Another one stands for another notice."""
     replicas: dict[str, str]
     """Those that offer slots, and the model of each."""
-    tenants: Tenants
+    tenants: bytes
+    """`Tenants`, pickled: there may be thousands, and they seldom change."""
     closed: bool = False
     """The whole service ends."""
 

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from serve_app.check_usage import check_admission, check_shared, check_usage
 from serve_app.check_warnings import about, about_address
 from serve_app.model_check import check_model
 from serve_app.scaling_types import read_limits
@@ -48,6 +49,8 @@ def check_serve_config(path: Path) -> list[AppConfig]:
         _check_application(ServeApplicationSchema.model_validate(application), config, mistakes)
         for application, config in zip(_ours(data), configs, strict=True)
     ]
+    with _noted(mistakes):
+        check_shared(checked)
     _raise(path, mistakes if checked else [f"no application has the import_path {BUILDER}"])
     return checked
 
@@ -82,13 +85,19 @@ def _check_application(
     with _noted(mistakes):
         require_prices(config.tenants_source.load(), config.prices)
     with _noted(mistakes):
+        check_usage(config.usage)
+    with _noted(mistakes):
         _check_scaling(application, config)
     known = (*DEPLOYMENTS, *config.replica_deployments)
     for deployment in application.deployments:
         if deployment.name not in known:
             there_are = ", ".join(known)
             mistakes.append(f"there is no deployment {deployment.name}; there are {there_are}")
-        elif isinstance(deployment.user_config, dict):
+            continue
+        if deployment.name == "Admission":
+            with _noted(mistakes):
+                check_admission(deployment)
+        if isinstance(deployment.user_config, dict):
             with _noted(mistakes):
                 source = TenantsSource.model_validate(deployment.user_config)
                 require_prices(source.load(), config.prices)

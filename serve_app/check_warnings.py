@@ -11,8 +11,9 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from replica.loading import load_spec
-from router.tenant import Tenants
-from serve_app.settings import AppConfig
+from router.tenant import KEYED, Tenants
+from serve_app.check_usage import about_usage
+from serve_app.settings import AppConfig, key_secret
 
 
 def about(config: AppConfig) -> Iterator[str]:
@@ -21,6 +22,9 @@ def about(config: AppConfig) -> Iterator[str]:
     if not tenants.tenants:
         yield "there are no tenants: nobody can use this server"
     yield from _about_models_of(tenants, config)
+    yield from _about_budgets_of(tenants)
+    yield from _about_secret(tenants, config)
+    yield from about_usage(config.usage)
     devices = {model.engine.device for model in config.served}
     if "cuda" in devices and not torch.cuda.is_available():
         yield "engine.device is cuda, and this machine has no GPU that works"
@@ -44,6 +48,24 @@ def _about_models_of(tenants: Tenants, config: AppConfig) -> Iterator[str]:
                 yield f"tenant {tenant.id} may use {name}, which is not served; there is {served}"
             elif names[name] != name:
                 yield f"tenant {tenant.id} may use {name}, an alias: write {names[name]}"
+
+
+def _about_budgets_of(tenants: Tenants) -> Iterator[str]:
+    for tenant in tenants.tenants:
+        day, month = tenant.daily_budget, tenant.monthly_budget
+        if day is not None and month is not None and day > month:
+            yield f"tenant {tenant.id}: daily_budget ({day}) is above monthly_budget ({month})"
+
+
+def _about_secret(tenants: Tenants, config: AppConfig) -> Iterator[str]:
+    """The server may have one where it runs, and this machine none."""
+    keys = [key for tenant in tenants.tenants for key in tenant.keys]
+    keyed = [key for key in (*keys, *config.admin_keys) if key.startswith(KEYED)]
+    if keyed and not key_secret():
+        yield (
+            f"{len(keyed)} keys are {KEYED} digests, and FAIRSTREAM_KEY_SECRET is not set: nobody "
+            "could use them"
+        )
 
 
 def about_address(path: Path) -> Iterator[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import pickle
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -55,6 +56,9 @@ class Ingress:
         context = serve.get_replica_context()
         self._name = context.replica_tag
         self._tenants = _load(config)
+        self._packed = b""
+        """What Admission told last of them."""
+        self._unpacking: asyncio.Task[None] | None = None
         self._key_secret = key_secret()
         self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
@@ -141,12 +145,20 @@ class Ingress:
         return self._tenants.find_by_key(key, self._key_secret)
 
     def _take(self, notice: Notice) -> None:
-        self._notice_version, self._tenants = notice.version, notice.tenants
+        self._notice_version = notice.version
+        if notice.tenants != self._packed:
+            self._packed = notice.tenants
+            self._unpacking = background.start(self._unpack(notice.tenants), "tenants")
         if notice.closed:
             self._departure.dismiss()
         for replica, model in notice.replicas.items():
             if model in self._streams:
                 self._streams[model].connect(replica)
+
+    async def _unpack(self, packed: bytes) -> None:
+        tenants = await asyncio.to_thread(pickle.loads, packed)
+        if packed is self._packed:  # no later ones have come
+            self._tenants = tenants
 
     def _withdraw(self, model: str, replica: str) -> None:
         """Let Admission grant nothing at a replica that takes nothing. If it does, its next

@@ -17,8 +17,8 @@ from router.store import Store
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 0.5
-"""What a kill may lose."""
+FLUSH_S = 0.25
+"""What a kill may lose. Ingresses tell as often, so whatever dies at once loses half a second."""
 MOST_KEPT = 1_000_000
 """Entries that wait for a store which takes nothing; the oldest are given up beyond."""
 
@@ -34,7 +34,7 @@ class JournalWriter:
     def __init__(
         self,
         store: Store,
-        take: Callable[[], Journal],
+        take: Callable[[], Awaitable[Journal]],
         written: Callable[[], Awaitable[None]] = _nothing_more,
     ) -> None:
         self._store, self._take, self._written = store, take, written
@@ -50,10 +50,11 @@ class JournalWriter:
     async def flush(self) -> None:
         """Write what there is when the call is made. Errors are logged."""
         async with self._writing:
-            taken, kept = self._take(), self._unwritten
+            taken, kept = await self._take(), self._unwritten
             kept.entries.extend(taken.entries)
             kept.refused.update(taken.refused)
             kept.gpu.update(taken.gpu)
+            kept.running.update(taken.running)
             await self._write(kept)
 
     async def _write(self, kept: Journal) -> None:
@@ -69,4 +70,4 @@ class JournalWriter:
 
 
 def _nothing() -> Journal:
-    return Journal([], Counter(), {})
+    return Journal([], Counter(), {}, {})

@@ -16,6 +16,20 @@ from ray import serve
 from ray.serve._private.common import DeploymentTargetInfo
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
+from ray.serve.exceptions import RayServeException
+
+ALONE = "Admission must be one process: take num_replicas and autoscaling_config from it"
+
+
+def require_alone() -> None:
+    """Raises ValueError if Serve may run other processes of the present deployment."""
+    try:
+        config = serve.get_replica_context()._deployment_config
+    except RayServeException:  # Serve does not run this at all.
+        return
+    scaling = config.autoscaling_config
+    if (scaling.max_replicas if scaling is not None else config.num_replicas) != 1:
+        raise ValueError(ALONE)
 
 
 class Membership:

@@ -7,7 +7,7 @@ Ray exports them as `ray_fairstream_...`, counters with `_total` behind, and add
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ray.serve import metrics
 
@@ -23,6 +23,8 @@ TOKEN_S = [0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2
 
 PERIOD_S = 2.0
 """How often Admission tells. Ray passes on what was told last every ten seconds."""
+PART = 100
+"""Tenants that are told of at once, which takes milliseconds."""
 
 
 class RunningSum:
@@ -45,7 +47,9 @@ class AdmissionMetrics:
 
     def __init__(self) -> None:
         self._tell_at = 0.0
-        self._seen: set[str] = set()
+        self._busy: set[str] = set()
+        """Tenants that had requests when they were told of."""
+        self._rest: list[str] = []
         self._waiting = metrics.Gauge(
             "fairstream_requests_waiting", "Requests that wait for a place", tag_keys=("tenant",)
         )
@@ -91,11 +95,22 @@ class AdmissionMetrics:
             if token_s is not None:
                 self._token_s.observe(token_s, tags={"model": model})
 
+    def next_part(self, take_active: Callable[[], set[str]]) -> list[str] | None:
+        """Which tenants to tell of now; None while there is nothing to be told.
+
+        Every `PERIOD_S` it is those that had a request since, and those that had one open: so many
+        at once that nobody waits for it, and the others when it is asked next.
+        """
+        if not self._rest:
+            if time.monotonic() < self._tell_at:
+                return None
+            self._tell_at = time.monotonic() + PERIOD_S
+            self._rest = list(take_active() | self._busy)
+        part, self._rest = self._rest[:PART], self._rest[PART:]
+        return part
+
     def tell(self, state: Snapshot) -> None:
-        """At most every `PERIOD_S`; O(tenants)."""
-        if time.monotonic() < self._tell_at:
-            return
-        self._tell_at = time.monotonic() + PERIOD_S
+        """Of the tenants that are in it."""
         self._tell_replicas(state)
         self._tell_queues(state)
         for tenant, usage in state.usage.items():
@@ -111,12 +126,12 @@ class AdmissionMetrics:
 
     def _tell_queues(self, state: Snapshot) -> None:
         """Of tenants that have requests, and once more of those that had."""
-        busy = {name for name, tenant in state.tenants.items() if tenant.queued or tenant.running}
-        for name in busy | self._seen:
-            tenant = state.tenants.get(name)
-            self._waiting.set(tenant.queued if tenant else 0, tags={"tenant": name})
-            self._running.set(tenant.running if tenant else 0, tags={"tenant": name})
-        self._seen = busy
+        for name, tenant in state.tenants.items():
+            is_busy = bool(tenant.queued or tenant.running)
+            if is_busy or name in self._busy:
+                self._waiting.set(tenant.queued, tags={"tenant": name})
+                self._running.set(tenant.running, tags={"tenant": name})
+            (self._busy.add if is_busy else self._busy.discard)(name)
 
     def _tell_usage(self, tenant: str, usage: Usage) -> None:
         for outcome, count in usage.outcomes.items():

@@ -8,25 +8,21 @@ Redis is: with `appendonly yes` its death loses a second at most. Knows neither 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 import redis
 
 from router.ledger import Entry, Journal
 from router.messages import GpuTime
-from router.store import GPU, HOUR_S, KEPT_S, MICROS, SUMS, UsageRow, gpu_times, sums_of
+from router.store import GPU, HOUR_S, KEPT_S, MICROS, MOST_KEPT, SUMS, UsageRow, gpu_times, sums_of
 
 PREFIX = "{fairstream}:"
 """Of all keys. The braces keep them on one node of a Redis cluster, as a script wants them."""
 TIMEOUT_S = 2.0
-QUICK_S = 0.2
-"""Longest wait of a question that the router asks in the middle of its work ..."""
-SILENCE_S = 5.0
-"""... and how long it is not asked again, once there was no answer."""
 
 _BOOK = """
-local prefix, kept, hour = KEYS[1], ARGV[1], ARGV[2]
+local prefix, now, hour = KEYS[1], tonumber(ARGV[1]), ARGV[2]
 
 local function add(member, sums)
     redis.call('ZADD', prefix .. 'hours', hour, member)
@@ -37,7 +33,7 @@ end
 
 for _, entry in ipairs(cjson.decode(ARGV[3])) do
     local id, member, sums, micro_dollars, accounts = unpack(entry)
-    if redis.call('SET', prefix .. 'booked:' .. id, 1, 'NX', 'EX', kept) then
+    if redis.call('ZADD', prefix .. 'booked', 'NX', now, id) == 1 then
         add(member, sums)
         for _, account in ipairs(accounts) do
             redis.call('HINCRBY', prefix .. 'spent', account, micro_dollars)
@@ -51,6 +47,18 @@ for field, micros in pairs(cjson.decode(ARGV[5])) do
     local known = redis.call('HGET', prefix .. 'gpu', field)
     if not known or tonumber(known) < tonumber(micros) then
         redis.call('HSET', prefix .. 'gpu', field, micros)
+    end
+end
+redis.call('ZREMRANGEBYSCORE', prefix .. 'booked', '-inf', '(' .. now - tonumber(ARGV[6]))
+redis.call('ZREMRANGEBYRANK', prefix .. 'booked', 0, -1 - tonumber(ARGV[7]))
+for at = 8, #ARGV, 2 do
+    local ingress, requests = ARGV[at], ARGV[at + 1]
+    if requests == '' then
+        redis.call('HDEL', prefix .. 'running', ingress)
+        redis.call('ZREM', prefix .. 'told', ingress)
+    else
+        redis.call('HSET', prefix .. 'running', ingress, requests)
+        redis.call('ZADD', prefix .. 'told', now, ingress)
     end
 end
 """
@@ -67,10 +75,14 @@ class RedisStore:
     def __init__(self, url: str, password: str | None = None) -> None:
         """Connects when first needed. `password` is for a URL that has none. Raises ValueError for
         what is no URL of a Redis."""
-        self._db = _client(url, password, TIMEOUT_S)
-        self._quick = _client(url, password, QUICK_S)
+        self._db = redis.Redis.from_url(
+            url,
+            password=password,
+            decode_responses=True,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+        )
         self._script = self._db.register_script(_BOOK)
-        self._asked_from = 0.0
 
     def book(self, journal: Journal, now: float) -> None:
         """See `Store`."""
@@ -85,17 +97,21 @@ class RedisStore:
             for name, micros in zip(GPU, times, strict=True)
         }
         values = (json.dumps(value) for value in (entries, refused, gpu))
-        self._script(keys=[PREFIX], args=[KEPT_S, hour, *values])
+        running = chain.from_iterable(journal.running.items())
+        self._script(keys=[PREFIX], args=[int(now), hour, *values, KEPT_S, MOST_KEPT, *running])
 
-    def is_booked(self, request_id: str) -> bool:
-        """See `Store`. Not known where there is no answer: entries are booked once in any case."""
-        if time.monotonic() < self._asked_from:
-            return False
+    def recent(self) -> set[str]:
+        """See `Store`; of all clusters together."""
         try:
-            return bool(self._quick.exists(f"{PREFIX}booked:{request_id}"))
-        except redis.RedisError:
-            self._asked_from = time.monotonic() + SILENCE_S
-            return False
+            return set(self._db.zrange(f"{PREFIX}booked", 0, -1))
+        except redis.RedisError as error:
+            raise _silent(error) from error
+
+    def lost(self, before: float) -> dict[str, str]:
+        """See `Store`; of all clusters together."""
+        names = self._db.zrange(f"{PREFIX}told", "-inf", f"({before}", byscore=True)
+        told = self._db.hmget(f"{PREFIX}running", names) if names else []
+        return {name: requests for name, requests in zip(names, told, strict=True) if requests}
 
     def spent(self, tenant: str, window: str) -> int:
         """See `Store`."""
@@ -109,7 +125,7 @@ class RedisStore:
         try:
             amounts = self._db.hmget(f"{PREFIX}spent", fields)
         except redis.RedisError as error:
-            raise OSError(f"the Redis that keeps usage does not answer: {error}") from error
+            raise _silent(error) from error
         return [int(amount or 0) for amount in amounts]
 
     def usage(self, start: float, end: float, tenant: str | None = None) -> list[UsageRow]:
@@ -141,17 +157,10 @@ class RedisStore:
 
     def close(self) -> None:
         self._db.close()
-        self._quick.close()
 
 
-def _client(url: str, password: str | None, timeout_s: float) -> redis.Redis:
-    return redis.Redis.from_url(
-        url,
-        password=password,
-        decode_responses=True,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-    )
+def _silent(error: redis.RedisError) -> OSError:
+    return OSError(f"the Redis that keeps usage does not answer: {error}")
 
 
 def _told(entry: Entry, hour: int) -> tuple[object, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import pickle
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,23 +21,26 @@ import msgspec
 from ray import serve
 
 from router.cost import UsageReport, usage_report
+from router.ledger import Journal
 from router.messages import ReplicaReport, ReportReply, Sync
 from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
-from router.quota import windows_of
 from router.router import Router
 from router.snapshot import Snapshot
 from router.tenant import Tenants
 from serve_app import background
 from serve_app.admission_client import Hint, Notice
+from serve_app.checkpoints import Checkpoints
 from serve_app.journal import JournalWriter
+from serve_app.membership import require_alone
 from serve_app.metrics import AdmissionMetrics
 from serve_app.scaling_log import read_decisions
 from serve_app.scaling_signals import record_workload
 from serve_app.self_check import SelfCheck
-from serve_app.settings import Stamp, TenantsSource, deployment_of, require_prices
+from serve_app.settings import Stamp, TenantsSource, deployment_of
 from serve_app.stores import open_store
 from serve_app.tenant_states import tenant_state
+from serve_app.tenant_updates import PART, read_update
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +52,8 @@ OFFER_S = 2.0
 """A replica that has not reported for this long no longer counts as offering slots."""
 STEP_S = 1.0
 """A clock that differs by more than this from how it should have gone on was set."""
+LEARNT = 500
+"""Tenants whose spending is learnt at once."""
 ANSWER_S = 10.0
 """An ingress that has not synced for this long is dead, and its clients know."""
 
@@ -77,11 +83,14 @@ class Admission:
         gpu_dollars_per_hour: float | None = None,
     ) -> None:
         """Without tenants: Serve calls `reconfigure` before the first request. Without `usage`
-        nothing survives this process; see `open_store`.
+        nothing survives this process; see `open_store`. Raises ValueError where Serve would run
+        several of these.
         """
+        require_alone()
         gc.set_threshold(100_000, 50, 100)  # Most of what lives here lives long.
         self._epoch = time.time_ns() // 1_000_000
         self._tenants = Tenants(tenants=[])
+        self._packed = pickle.dumps(self._tenants)
         self._version = 0
         """Of what `watch` tells every ingress."""
         self._source: TenantsSource | None = None
@@ -94,14 +103,16 @@ class Admission:
             epoch=self._epoch,
             policy=fairness,
             prices=PriceList(self._prices),
-            past=self._store,
         )
-        self._journal = JournalWriter(self._store, self._router.take_journal, self._learn_spending)
+        self._checkpoints = Checkpoints(self._store, self._router)
+        self._journal = JournalWriter(self._store, self._take_journal, self._learn)
         self._writing = background.start(self._journal.run(), "journal")
         self._waiting: dict[str, int] = {}
         """Requests that wait for a credit, by model."""
         self._stamp: Stamp | None = None
         self._clock_offset = _clock_offset()
+        self._learn_from = 0
+        """The tenant whose spending is learnt next, by its place."""
         self._offers: dict[str, _Offer] = {}
         """By replica."""
         self._closed = False
@@ -111,6 +122,7 @@ class Admission:
         self._watchers: dict[str, asyncio.Event] = {}
         self._metrics = AdmissionMetrics()
         self._clock = background.start(self._keep_time(), "router-clock")
+        self._watching = background.start(self._watch_tenants(), "tenants")
         self._self_check = SelfCheck(self._check)
         self._self_check.start()
 
@@ -131,8 +143,8 @@ class Admission:
 
     def _check(self) -> None:
         """Raises RuntimeError when the router no longer keeps time."""
-        if self._clock.done() or self._writing.done():
-            raise RuntimeError("the router's clock or its journal has stopped")
+        if any(task.done() for task in (self._clock, self._watching, self._writing)):
+            raise RuntimeError("the router's clock, its tenants or its journal have stopped")
 
     async def __del__(self) -> None:
         """Serve calls this once, at an orderly end."""
@@ -190,8 +202,14 @@ class Admission:
 
     async def tenant_states(self) -> list[dict[str, Any]]:
         """Each tenant with its limits and what there is of them; no keys."""
-        states = self._router.snapshot().tenants
-        return [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
+        told: list[dict[str, Any]] = []
+        tenants = self._tenants.tenants
+        for begin in range(0, len(tenants), PART):
+            part = tenants[begin : begin + PART]
+            states = self._router.snapshot([tenant.id for tenant in part]).tenants
+            told += [tenant_state(tenant, states[tenant.id]) for tenant in part]
+            await asyncio.sleep(0)
+        return told
 
     async def scaling(self) -> dict[str, Any]:
         """Why there are as many replicas as there are; see `read_decisions`."""
@@ -221,50 +239,60 @@ class Admission:
         """Counts of everything, for tests."""
         return self._router.snapshot()
 
+    async def _take_journal(self) -> Journal:
+        running = await self._checkpoints.take()
+        return self._router.take_journal()._replace(running=running)
+
+    async def _learn(self) -> None:
+        """While all that was taken is written down."""
+        await self._learn_spending()
+        await self._checkpoints.settle_lost()
+
     async def _learn_spending(self) -> None:
-        """Of other clusters that count against the same budgets; and, when the clock was set, in
-        windows that it may have come back to."""
-        offset = _clock_offset()
-        if self._store.shared or abs(offset - self._clock_offset) > STEP_S:
-            accounts = self._router.accounts()
+        """Of other clusters that count against the same budgets, of some tenants each time; and,
+        when the clock was set, of all, in windows that it may have come back to."""
+        offset, names = _clock_offset(), list(self._router.accounts.quotas)
+        was_set = abs(offset - self._clock_offset) > STEP_S
+        if not (was_set or self._store.shared):
+            return
+        for begin in range(0, len(names), LEARNT) if was_set else (self._learn_from,):
+            part = names[begin : begin + LEARNT]
+            accounts = self._router.accounts.windows(part)
             spent = await asyncio.to_thread(self._store.spending, accounts)
-            self._router.learn_spending(dict(zip(accounts, spent, strict=True)))
-            self._clock_offset = offset
+            self._router.accounts.learn_spending(dict(zip(accounts, spent, strict=True)))
+            self._learn_from = begin + LEARNT if begin + LEARNT < len(names) else 0
+        self._clock_offset = offset
 
     async def _load(self) -> None:
         """Raises OSError or ValueError on tenants that cannot be used; nothing has changed then."""
         async with self._loading:
             assert self._source is not None
-            self._stamp = self._source.stamp()
-            tenants = self._source.load()
-            require_prices(tenants, self._prices)
-            self._router.update_tenants(tenants, await self._spent(tenants))
-            self._tenants = tenants
+            self._stamp = await asyncio.to_thread(self._source.stamp)
+            update = await asyncio.to_thread(
+                read_update, self._source, self._tenants, self._prices, self._store
+            )
+            if not self._tenants.tenants:
+                self._router.learn_booked(await asyncio.to_thread(self._store.recent))
+            for part in update.parts:
+                self._router.configure(*part)
+                await asyncio.sleep(0)
+            self._router.retire(update.gone)
+            self._tenants, self._packed = update.tenants, update.packed
             self._publish()
 
-    async def _spent(self, tenants: Tenants) -> dict[tuple[str, str], int]:
-        """Micro-dollars by tenant and window. A store that does not tell raises OSError at the
-        start; later it keeps no key from being revoked, and what it knows is learnt afterwards."""
-        now = time.time()
-        accounts = [(each.id, name) for each in tenants.tenants for name in windows_of(each, now)]
-        try:
-            amounts = await asyncio.to_thread(self._store.spending, accounts)
-        except OSError as error:
-            if not self._tenants.tenants:
-                raise
-            logger.error("New tenants count their spending from zero for now: %s", error)
-            return {}
-        return dict(zip(accounts, amounts, strict=True))
-
-    async def _reload_if_changed(self) -> None:
-        if self._source is None or self._source.stamp() == self._stamp:
-            return
-        try:
-            await self._load()
-        except Exception as error:  # Nobody's file may stop the clock.
-            logger.error("The tenants stay as they were: %s", error)
-        else:
-            logger.info("The tenants have changed")
+    async def _watch_tenants(self) -> None:
+        """Apart from the clock: a file may be long, or its disk slow."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            source = self._source
+            if source is None or await asyncio.to_thread(source.stamp) == self._stamp:
+                continue
+            try:
+                await self._load()
+            except Exception as error:  # Nobody's file may stop this.
+                logger.error("The tenants stay as they were: %s", error)
+            else:
+                logger.info("The tenants have changed")
 
     @property
     def _notice_version(self) -> tuple[int, int]:
@@ -272,7 +300,7 @@ class Admission:
 
     def _notice(self) -> Notice:
         replicas = {name: offer.model for name, offer in self._offers.items()}
-        return Notice(self._notice_version, replicas, self._tenants, self._closed)
+        return Notice(self._notice_version, replicas, self._packed, self._closed)
 
     def _publish(self) -> None:
         self._version += 1
@@ -290,14 +318,16 @@ class Admission:
         while True:
             await asyncio.sleep(TICK_S)
             self._router.expire()
-            state = self._router.snapshot()
+            state = self._router.snapshot(())
             self._waiting = state.waiting
-            self._metrics.tell(state)
+            part = self._metrics.next_part(self._router.accounts.ledger.take_active)
+            if part is not None:
+                self._metrics.tell(self._router.snapshot(part))
             self._metrics.observe(self._router.latencies.take())
             self._news &= state.ingresses.keys()
-            self._answers = {name: self._answers[name] for name in state.ingresses}
+            for name in self._answers.keys() - state.ingresses.keys():
+                del self._answers[name]
             self._forget_silent()
-            await self._reload_if_changed()
             self._tell()
 
     def _forget_silent(self) -> None:

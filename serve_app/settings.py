@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from replica.config import EngineConfig
 from router.policy import FairPolicy
@@ -92,6 +92,18 @@ class Autoscaling(BaseModel):
 
 
 RedisUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://.")]
+
+
+def _is_no_url(path: Path) -> Path:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(path)):
+        raise ValueError("is neither a file nor a URL of a Redis (redis://, rediss:// or unix://)")
+    return path
+
+
+Usage = Annotated[
+    RedisUrl | Annotated[Path, AfterValidator(_is_no_url)] | None,
+    Field(union_mode="left_to_right"),
+]
 
 
 Name = Annotated[str, Field(min_length=1)]
@@ -175,7 +187,7 @@ class AppConfig(BaseModel):
     prices is free."""
     gpu_dollars_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """What one replica's device costs us: `/admin/usage` then tells our own cost."""
-    usage: Annotated[RedisUrl | Path | None, Field(union_mode="left_to_right")] = Path("usage.db")
+    usage: Usage = Path("usage.db")
     """Where usage and spending are kept: an SQLite file, or a Redis whose budgets several clusters
     share; null keeps them in memory only."""
     admin_keys: list[Digest] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 from router.store import SqliteStore, Store
@@ -10,11 +11,14 @@ from serve_app.settings import redis_password
 
 def open_store(usage: Path | str | None) -> Store:
     """A path is a file of SQLite's, a string the URL of a Redis, None memory alone. Raises OSError
-    or sqlite3.Error for a file that cannot be opened, ValueError for what is no such URL, and
+    or ValueError for a file that cannot be opened, ValueError for what is no such URL, and
     ImportError where the client of Redis is not installed. A Redis need not be up yet.
     """
     if isinstance(usage, str):
         from serve_app.redis_store import RedisStore  # an optional dependency
 
         return RedisStore(usage, redis_password())
-    return SqliteStore(usage or ":memory:")
+    try:
+        return SqliteStore(usage or ":memory:")
+    except sqlite3.Error as error:
+        raise ValueError(f"usage: {usage} cannot be used: {error}") from error

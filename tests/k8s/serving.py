@@ -10,6 +10,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -153,17 +154,39 @@ def _usage_problems(made: Manifests) -> Iterator[str]:
         return
     if kind != "NewCluster":
         yield f"upgradeStrategy is {kind}"
+    if "FAIRSTREAM_REDIS_PASSWORD" not in home.env:
+        yield "Admission does not know the password of Redis"
     url = urlsplit(usage)
+    rays = (fault_tolerance or {}).get("redisAddress")
+    yield from _address_problems(made, f"{url.hostname}:{url.port}", rays)
+    for one in made.of("StatefulSet"):
+        yield from _redis_problems(one)
+
+
+def _address_problems(made: Manifests, ours: str, rays: str | None) -> Iterator[str]:
     addresses = {
         f"{one['metadata']['name']}:{port['port']}"
         for one in made.of("Service")
         for port in one["spec"]["ports"]
     }
-    for address in (f"{url.hostname}:{url.port}", (fault_tolerance or {}).get("redisAddress")):
+    for address in (ours, rays):
         if address not in addresses:
             yield f"there is no Redis at {address}"
-    if "FAIRSTREAM_REDIS_PASSWORD" not in home.env:
-        yield "Admission does not know the password of Redis"
+    if ours == rays:
+        yield "usage and Ray's state can fill each other's Redis"
+
+
+def _redis_problems(stateful_set: Resource) -> Iterator[str]:
+    """It ends with an error before its container is killed, log rewriting included."""
+    name = stateful_set["metadata"]["name"]
+    [container] = stateful_set["spec"]["template"]["spec"]["containers"]
+    options = dict(pairwise(container["args"]))
+    most = options.get("--maxmemory", "0mb").removesuffix("mb")
+    limit = container["resources"]["limits"]["memory"].removesuffix("Mi")
+    if not most.isdigit() or not 0 < 2 * int(most) <= int(limit):
+        yield f"{name} may take more memory than it has"
+    if options.get("--maxmemory-policy") != "noeviction" or options.get("--appendonly") != "yes":
+        yield f"{name} forgets"
 
 
 def _device_problems(made: Manifests) -> Iterator[str]:

@@ -127,7 +127,8 @@ VALUES = {
         ("redis://fairstream-redis:6379/1", "/var/lib/fairstream/usage.db"),
     ],
     "overlays/production/cluster.yaml": [
-        ("redisAddress: fairstream-redis", "redisAddress: redis"),
+        ("redisAddress: fairstream-redis-ray", "redisAddress: redis"),
+        ("redisAddress: fairstream-redis-ray", "redisAddress: fairstream-redis"),
         ("key: password", "key: pasword"),
         ("FAIRSTREAM_REDIS_PASSWORD", "FAIRSTREAM_PASSWORD"),
     ],
@@ -135,6 +136,12 @@ VALUES = {
         ("targetPort: redis", "targetPort: reddis"),
         ("component: redis", "component: reddis"),
         ("name: data\n              mountPath", "name: date\n              mountPath"),
+        ("--maxmemory\n", "--max-memory\n"),
+        ("256mb", "256gb"),
+    ],
+    "overlays/production/redis-ray.yaml": [
+        ("targetPort: redis", "targetPort: reddis"),
+        ("component: redis-ray", "component: redis-rey"),
     ],
 }
 """Names and values that another part relies on, by file; the first place is misspelt."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from router.ledger import Past
 from router.messages import (
     Ending,
     GpuTime,
@@ -33,7 +32,6 @@ class Desk:
         slots: int = 0,
         grace_s: float = 0.0,
         policy: FairPolicy | None = None,
-        past: Past | None = None,
         **tenants: dict[str, object],
     ) -> None:
         self.clock = Clock()
@@ -42,7 +40,6 @@ class Desk:
             epoch=EPOCH,
             policy=policy or FairPolicy(burst=0.0),
             prices=PRICES,
-            past=past,
             clock=self.clock,
             wall=self.clock,
             grace_s=grace_s,

@@ -46,7 +46,7 @@ def test_an_answer_costs_its_share_of_all_gpu_time_that_there_was():
         Entry(str(number), tenant, "m", Outcome.SUCCEEDED, Used(1, 0, 1), 5, met, (), 2.0)
         for number, (tenant, met) in enumerate([("a", True), ("a", False), ("b", True)])
     ]
-    store.book(Journal(ended, Counter(), {"r": GPU}), HOUR_S + 1.0)
+    store.book(Journal(ended, Counter(), {"r": GPU}, {}), HOUR_S + 1.0)
     report = usage_report(store, 0, 1e9, "a", dollars_per_hour=3.6)
     [row] = report.rows
     assert (row.tenant, gpu_seconds(row)) == ("a", 4.0)
@@ -76,7 +76,7 @@ def test_the_outcomes_of_any_hours_add_up_to_the_time_of_all_gpus_in_them(hours)
             Entry(f"{hour}-{index}", tenant, "m", outcome, Used(), 0, False, (), seconds)
             for index, (tenant, outcome, seconds) in enumerate(bills)
         ]
-        store.book(Journal(entries, Counter(), dict(told)), hour * HOUR_S + 5.0)
+        store.book(Journal(entries, Counter(), dict(told), {}), hour * HOUR_S + 5.0)
         spans.append(sum(_total(more) for more in growth.values()))
     for first in range(len(hours)):
         report = usage_report(store, first * HOUR_S, len(hours) * HOUR_S, None, None)

@@ -217,7 +217,7 @@ def test_new_limits_hold_at_once():
     assert dispatch(queue) == "2"
     queue.configure([Tenant(id="a", max_concurrency=3)])
     assert head_of(queue) is not None
-    queue.configure([])
+    queue.retire(["a"])
     assert head_of(queue) is None
 
 
@@ -225,10 +225,10 @@ def test_a_tenant_that_is_gone_leaves_once_nothing_of_it_is_left():
     queue = queue_of(a=1)
     request = request_of("a")
     queue.push(request)
-    queue.configure([])
+    queue.retire(["a"])
     assert list(queue.tenants()) == ["a"]
     queue.remove(request)
-    queue.configure([])
+    queue.retire(["a"])
     assert not queue.tenants()
 
 

@@ -138,12 +138,12 @@ def test_what_is_asked_for_at_once_is_admitted_or_refused_as_a_whole(limits, cou
     desk = Desk(slots=9, a=limits)
     desk.sync(info("first"))
     desk.sync(endings=(ending(info("first")),))
-    before = desk.snapshot().tenants["a"], desk.router._accounts.quotas["a"].rate_limits()
+    before = desk.snapshot().tenants["a"], desk.router.accounts.quotas["a"].rate_limits()
     choices = [info(f"x{i}", group="x") for i in range(count)]
     reply = desk.sync(*choices)
     assert (refused(reply), reply.grants) == ([choice.request_id for choice in choices], ())
     assert len({(refusal.kind, refusal.retry_after_s) for refusal in reply.refusals}) == 1
-    after = desk.snapshot().tenants["a"], desk.router._accounts.quotas["a"].rate_limits()
+    after = desk.snapshot().tenants["a"], desk.router.accounts.quotas["a"].rate_limits()
     assert after == before
     assert ids(desk.sync(info("x0", group="x"), info("x1", group="x"))) == ["x0", "x1"]
 
@@ -190,17 +190,11 @@ def test_reload_keeps_counters_and_removal_too():
     assert desk.sync(info("y")).rate_limits["a"].requests.remaining == 3
 
 
-class Written:
-    """What an earlier router has booked."""
-
-    def is_booked(self, request_id: str) -> bool:
-        return request_id == "x"
-
-
 def test_a_restarted_router_charges_nothing_twice():
     """The ingress shows an ending again that was booked already, and one that was not."""
     limits = {"daily_budget": 1.0}
-    desk = Desk(slots=1, past=Written(), a=limits)
+    desk = Desk(slots=1, a=limits)
+    desk.router.learn_booked({"x"})
     desk.router.update_tenants(tenants_of(a=limits), {("a", "1970-01-01"): 300})
     endings = (ending(info("x"), produced=50), ending(info("y"), produced=50))
     reply = desk.sync(endings=endings, epoch=EPOCH - 1)
@@ -214,12 +208,12 @@ def test_what_other_routers_spent_counts_with_what_is_not_written_yet():
     desk.sync(endings=(ending(info("x"), produced=50),))
     desk.router.take_journal()
     desk.sync(endings=(ending(info("y"), produced=50),))
-    [account] = desk.router.accounts()
-    desk.router.learn_spending({account: 1_000})
+    [account] = desk.router.accounts.windows(["a"])
+    desk.router.accounts.learn_spending({account: 1_000})
     assert desk.snapshot().tenants["a"].spent_micro_dollars == {account[1]: 1_200}
-    desk.router.learn_spending({account: 0})
+    desk.router.accounts.learn_spending({account: 0})
     assert desk.snapshot().tenants["a"].spent_micro_dollars == {account[1]: 1_200}
-    desk.router.learn_spending({("a", "1969-01-01"): 7})
+    desk.router.accounts.learn_spending({("a", "1969-01-01"): 7})
 
 
 def test_a_restarted_router_holds_for_what_runs():
@@ -306,7 +300,7 @@ class MeteredWorld(RuleBasedStateMachine):
     def spend_stays_within_the_budget(self) -> None:
         if not hasattr(self, "world"):
             return
-        for quota in self.world.router._accounts.quotas.values():
+        for quota in self.world.router.accounts.quotas.values():
             for budget in quota._budgets:
                 for account in budget.accounts().values():
                     assert account.held >= 0

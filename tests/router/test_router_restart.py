@@ -99,7 +99,7 @@ def test_a_restarted_router_refuses_for_no_rate_what_was_admitted():
     assert (refused(reply), ids(reply), desk.queued()) == (["new"], ["x"], 2)
     assert reply.rate_limits["a"].requests.remaining == 0
     desk.clock.now += 1
-    assert desk.router._accounts.quotas["a"].rate_limits().requests.remaining == 1
+    assert desk.router.accounts.quotas["a"].rate_limits().requests.remaining == 1
 
 
 def test_what_ends_later_gives_back_what_it_did_not_use():

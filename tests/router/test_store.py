@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.ledger import Entry, Journal, Past, Used
+from router import store as stores
+from router.ledger import Entry, Journal, Used
 from router.messages import GpuTime, Outcome
 from router.store import HOUR_S, KEPT_S, SUMS, SqliteStore, Store
 
@@ -38,8 +39,9 @@ def journal(
     *entries: Entry,
     refused: dict[tuple[str, str], int] | None = None,
     gpu: dict[str, GpuTime] | None = None,
+    running: dict[str, str] | None = None,
 ) -> Journal:
-    return Journal(list(entries), Counter(refused or {}), gpu or {})
+    return Journal(list(entries), Counter(refused or {}), gpu or {}, running or {})
 
 
 @pytest.fixture
@@ -47,10 +49,9 @@ def store(tmp_path: Path) -> SqliteStore:
     return SqliteStore(tmp_path / "new" / "usage.db")
 
 
-def test_it_is_what_the_router_asks_for(store):
+def test_it_is_a_store(store):
     used: Store = store
-    past: Past = store
-    assert used is past
+    assert not used.shared
 
 
 def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
@@ -83,36 +84,93 @@ def test_what_ended_is_added_up_by_hour_tenant_and_model(store):
     assert store.usage(0, 100 * HOUR_S) == []
 
 
-def test_a_file_that_cannot_be_read_holds_up_no_request(store):
-    store.book(journal(entry()), NOW)
-    assert store.is_booked("x")
-    store.close()
-    assert not store.is_booked("x")
-
-
 def test_a_request_is_booked_once_however_often_it_is_told(store):
     for _ in range(3):
         store.book(journal(entry("x"), entry("x", micro=99)), NOW)
     assert store.spent("a", WINDOWS[0]) == store.spent("a", WINDOWS[1]) == 30
     assert [row.sums["succeeded"] for row in store.usage(0, 1e9)] == [1]
-    assert store.is_booked("x")
-    assert not store.is_booked("y")
+    assert store.recent() == {"x"}
     assert store.spent("a", "1970-02") == 0
 
 
-def test_ids_are_forgotten_after_a_day_and_money_is_not(store):
+def test_ids_are_forgotten_after_minutes_and_money_is_not(store):
     store.book(journal(entry("old")), NOW)
+    store.book(journal(), NOW + KEPT_S - 1)
+    assert store.recent() == {"old"}
     store.book(journal(entry("new")), NOW + KEPT_S + 1)
-    assert not store.is_booked("old")
-    assert store.is_booked("new")
+    assert store.recent() == {"new"}
     assert store.spent("a", WINDOWS[0]) == 60
+
+
+def test_ids_are_bounded_by_their_number(store, monkeypatch):
+    monkeypatch.setattr(stores, "MOST_KEPT", 3)
+    for second in range(10):
+        store.book(journal(entry(f"{second}a"), entry(f"{second}b")), NOW + second)
+    assert store.recent() <= {"8a", "8b", "9a", "9b"}
+    assert len(store.recent()) == 3
+    [count] = store._db.execute("SELECT count(*) FROM booked").fetchone()
+    assert count <= 5
+
+
+def test_the_file_shrinks_when_ids_are_forgotten(store, tmp_path):
+    """A burst of requests does not fill a volume for good."""
+    path = tmp_path / "new" / "usage.db"
+    store.book(journal(*(entry(f"{number:0100}") for number in range(20_000))), NOW)
+    full = _bytes_of(store, path)
+    for _ in range(6):
+        store.book(journal(entry("y")), NOW + 2 * KEPT_S)
+    assert _bytes_of(store, path) < full / 5
+
+
+def test_a_file_of_an_earlier_version_shrinks_too(tmp_path):
+    """It has the ids of a day, and gives no room back by itself."""
+    path = tmp_path / "usage.db"
+    db = sqlite3.connect(path)
+    db.execute(
+        "CREATE TABLE booked (request_id TEXT PRIMARY KEY, at INTEGER NOT NULL) WITHOUT ROWID"
+    )
+    ids = ((f"{number:0100}", NOW) for number in range(20_000))
+    db.executemany("INSERT INTO booked VALUES (?, ?)", ids)
+    db.commit()
+    db.close()
+    full = path.stat().st_size
+    store = SqliteStore(path)
+    for _ in range(3):
+        store.book(journal(entry("x")), NOW + 2 * KEPT_S)
+    store.close()
+    store = SqliteStore(path)
+    assert store.recent() == {"x"}
+    assert _bytes_of(store, path) < full / 5
+    assert store.spent("a", WINDOWS[0]) == 30
+
+
+def _bytes_of(store: SqliteStore, path: Path) -> int:
+    store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return path.stat().st_size
+
+
+def check_what_runs_is_told_until_it_is_over(store: Store) -> None:
+    """Of any store."""
+    store.book(journal(running={"i": "[1]", "j": "[2]"}), NOW)
+    store.book(journal(running={"i": "[3]"}), NOW + 5)
+    assert store.lost(NOW) == {}
+    assert store.lost(NOW + 1) == {"j": "[2]"}
+    assert store.lost(NOW + 9) == {"i": "[3]", "j": "[2]"}
+    store.book(journal(running={"i": "", "unknown": ""}), NOW + 6)
+    assert store.lost(NOW + 9) == {"j": "[2]"}
+
+
+def test_what_runs_is_told_until_it_is_over(store, tmp_path):
+    check_what_runs_is_told_until_it_is_over(store)
+    store.close()
+    assert SqliteStore(tmp_path / "new" / "usage.db").lost(NOW + 9) == {"j": "[2]"}
 
 
 def test_it_is_all_there_when_the_file_is_opened_again(store, tmp_path):
     store.book(journal(entry("x")), NOW)
     store.close()
     again = SqliteStore(tmp_path / "new" / "usage.db")
-    assert again.is_booked("x")
+    assert again.recent() == {"x"}
     assert again.spent("a", WINDOWS[0]) == 30
     assert again.usage(0, 1e9)[0].sums["prompt_tokens"] == 10
 
@@ -120,7 +178,7 @@ def test_it_is_all_there_when_the_file_is_opened_again(store, tmp_path):
 def test_a_batch_that_fails_changes_nothing(store):
     with pytest.raises(AttributeError):
         store.book(journal(entry("x"), entry("y", outcome=None)), NOW)
-    assert not store.is_booked("x")
+    assert not store.recent()
     store.book(journal(entry("x")), NOW)
     assert store.spent("a", WINDOWS[0]) == 30
 
@@ -199,9 +257,10 @@ def test_a_kill_loses_nothing_that_was_booked_and_doubles_nothing(tmp_path):
         told = int(lines[-1])
         writer.stdout.close()
     store = SqliteStore(path)
-    booked = [number for number in range(told + 2) if store.is_booked(f"{number}-0")]
+    known = store.recent()
+    booked = [number for number in range(told + 2) if f"{number}-0" in known]
     assert booked[: told + 1] == list(range(told + 1))
     for number in booked:
-        assert all(store.is_booked(f"{number}-{i}") for i in range(10))
+        assert all(f"{number}-{i}" in known for i in range(10))
     assert store.spent("a", WINDOWS[0]) == 30 * 10 * len(booked)
     assert sum(row.sums["succeeded"] for row in store.usage(0, 1e9)) == 10 * len(booked)

@@ -2,10 +2,12 @@ import hashlib
 import hmac
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from router import tenant as tenant_module
 from router.tenant import Tenant, Tenants, digest, load_tenants
 
 DIGEST = digest("sk-one")
@@ -167,3 +169,8 @@ def test_a_message_about_a_wrong_file_quotes_no_key(tmp_path):
 def test_a_missing_file_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_tenants(tmp_path / "none.yaml")
+
+
+def test_a_file_is_read_by_the_parser_in_c():
+    """Ten thousand tenants take seconds otherwise; nearly every build of PyYAML has it."""
+    assert tenant_module._YAML is yaml.CSafeLoader

@@ -298,7 +298,7 @@ def assert_drained(router: Router) -> None:
     assert all(tenant.running == 0 for tenant in snapshot.tenants.values())
     assert all(not replica.leases and not replica.kv_held for replica in snapshot.replicas.values())
     assert not any(snapshot.ingresses.values())
-    accounts = router._accounts
+    accounts = router.accounts
     assert len(accounts.ledger) == 0
     assert all(not quota.held() for quota in accounts.quotas.values())
     assert all(not each.running and not each.queued for each in accounts.concurrencies.values())

@@ -14,7 +14,7 @@ from router.messages import Grant, Outcome, RequestInfo, Sync, SyncReply
 from serve_app import admission_client
 from serve_app.admission_client import AdmissionClient, Hint, Notice
 from serve_app.backend import Refused
-from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
+from tests.serve_app.admission_in_process import AdmissionInProcess
 
 
 def request(request_id: str = "r", tenant: str = "acme", attempt: int = 0) -> RequestInfo:
@@ -248,7 +248,7 @@ async def test_silence_is_measured_from_the_last_answer(
 
 
 async def test_a_notice_is_handed_on(admission: AdmissionInProcess) -> None:
-    notice = Notice((1, 1), ("a", "b"), TENANTS)
+    notice = Notice((1, 1), ("a", "b"), b"tenants")
     hints = [Hint(news=True), Hint(notice=notice)]
 
     async def watch() -> Hint:

@@ -24,8 +24,8 @@ class Router:
         self.refused: Counter[tuple[str, str]] = Counter()
         self.gpu = {"r": GpuTime(requests=1.0)}
 
-    def take_journal(self) -> Journal:
-        journal = Journal(self.entries, self.refused, dict(self.gpu))
+    async def take_journal(self) -> Journal:
+        journal = Journal(self.entries, self.refused, dict(self.gpu), {})
         self.entries, self.refused = [], Counter()
         return journal
 

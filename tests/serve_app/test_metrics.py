@@ -110,12 +110,23 @@ def test_a_replica_that_drains_offers_nothing_and_a_model_may_have_none(told: To
     assert told["fairstream_replicas", ("cold",)] == 0
 
 
-def test_admission_tells_now_and_then_only(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PERIOD_S", 60.0)
+def test_it_is_told_now_and_then_only_and_of_few_tenants_at_once(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of who had a request since; of who has one; and once more when that has ended."""
+    monkeypatch.setattr(metrics, "PART", 2)
+    active = {"acme", "b", "c"}
     shown = AdmissionMetrics()
+    parts = [shown.next_part(lambda: active) for _ in range(2)]
+    assert [len(part) for part in parts] == [2, 1]
+    assert set().union(*parts) == active
     shown.tell(state(1, 0, Usage()))
-    shown.tell(state(2, 0, Usage()))
-    assert told["fairstream_requests_waiting", ("acme",)] == 1
+    assert shown.next_part(set) == ["acme"]
+    shown.tell(state(0, 0, Usage()))
+    assert shown.next_part(set) == []
+    monkeypatch.setattr(metrics, "PERIOD_S", 60.0)
+    assert shown.next_part(set) == []
+    assert shown.next_part(lambda: active) is None
 
 
 def test_times_to_tokens_fall_into_buckets_of_seconds(told: Told) -> None:

@@ -1,21 +1,26 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from router.messages import ReplicaReport, RequestInfo, Sync, SyncReply
+from router.messages import Ending, Outcome, ReplicaReport, RequestInfo, Sync, SyncReply
 from router.policy import FairPolicy
 from router.pricing import Prices
 from router.quota import windows_of
+from router.router import Router
 from router.store import SqliteStore
 from router.tenant import Tenant
 from serve_app import router_deployment
 from serve_app.router_deployment import Admission
+from serve_app.settings import TenantsSource
 from tests.router.test_store import entry, journal
 from tests.serve_app.test_admission_client import until
 
@@ -29,11 +34,12 @@ class AdmissionAlone(Admission):
     def stop(self) -> None:
         self._self_check.stop()
         self._clock.cancel()
+        self._watching.cancel()
         self._writing.cancel()
 
 
 @pytest.fixture(autouse=True)
-def _no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """An Admission whose clock was stopped would end the whole run of tests."""
     monkeypatch.setattr(router_deployment.SelfCheck, "start", lambda self: None)
 
@@ -139,7 +145,7 @@ async def test_spending_is_looked_up_again_once_the_clock_was_set(
     admission = AdmissionAlone(FairPolicy(), {"m": Prices(output=1.0)}, tmp_path / "usage.db")
     await admission.report(report("r", "m"))
     await admission.reconfigure({"tenants": [acme.model_dump()]})
-    admission._router._accounts.quotas["acme"]._wall = time.time  # bound before it was replaced
+    admission._router.accounts.quotas["acme"]._wall = time.time  # bound before it was replaced
     [state] = await admission.tenant_states()
     assert list(state["spent"].values()) == [0]
     ahead_s = 0.0
@@ -147,3 +153,109 @@ async def test_spending_is_looked_up_again_once_the_clock_was_set(
     [state] = await admission.tenant_states()
     assert state["spent"] == {window: 30e-6}
     admission.stop()
+
+
+async def test_what_is_slow_is_done_beside_the_loop(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reading tenants, looking at their file, asking the store."""
+    loop, elsewhere = threading.get_ident(), dict[str, bool]()
+
+    def note(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def noted(*args: Any) -> Any:
+            elsewhere[name] = elsewhere.get(name, True) and threading.get_ident() != loop
+            return original(*args)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(TenantsSource, "stamp")
+    note(TenantsSource, "load")
+    note(SqliteStore, "spending")
+    note(SqliteStore, "recent")
+    note(SqliteStore, "book")
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{id: acme, daily_budget: 1}]")
+    admission._prices = {"m": Prices(output=1.0)}
+    await admission.reconfigure({"tenants": str(file)})
+    file.write_text("tenants: [{id: acme, daily_budget: 2}, {id: new}]")
+    await until(lambda: len(admission._tenants.tenants) == 2)
+    info = RequestInfo("x", "acme", 10, 10, model="m")
+    ending = Ending(info, Outcome.SUCCEEDED, 5)
+    await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 1, endings=(ending,))))
+    await admission._journal.flush()
+    assert elsewhere == dict.fromkeys(("stamp", "load", "spending", "book"), True)
+    other = AdmissionAlone(FairPolicy())
+    await other.reconfigure({"tenants": [{"id": "acme"}]})
+    other.stop()
+    assert elsewhere["recent"]
+
+
+async def test_an_ending_is_taken_over_although_the_usage_file_is_locked(tmp_path: Path) -> None:
+    admission = AdmissionAlone(FairPolicy(), usage=tmp_path / "usage.db")
+    await admission.reconfigure({"tenants": [{"id": "acme"}]})
+    other = sqlite3.connect(tmp_path / "usage.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    admission._router.accounts.ledger.refuse(RequestInfo("r", "acme", 1, 1, model="m"))
+    writing = asyncio.create_task(admission._journal.flush())
+    await asyncio.sleep(0.1)
+    ending = Ending(RequestInfo("x", "acme", 10, 10, model="m"), Outcome.SUCCEEDED, 5)
+    began = time.perf_counter()
+    await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 1, endings=(ending,))))
+    assert time.perf_counter() - began < 2.0
+    assert not writing.done()
+    other.execute("ROLLBACK")
+    await writing
+    other.close()
+    admission.stop()
+
+
+async def test_many_tenants_are_taken_over_and_told_of_in_parts(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those alone that are new or have changed; the whole state is never counted at once."""
+    asked, taken = list[int](), list[list[str]]()
+    snapshot, configure = Router.snapshot, Router.configure
+
+    def noted(self: Router, tenants: Any = None) -> Any:
+        asked.append(-1 if tenants is None else len(tenants))
+        return snapshot(self, tenants)
+
+    def taken_over(self: Router, tenants: Any, spent: Any = None) -> None:
+        taken.append([tenant.id for tenant in tenants])
+        configure(self, tenants, spent)
+
+    monkeypatch.setattr(Router, "snapshot", noted)
+    monkeypatch.setattr(Router, "configure", taken_over)
+    tenants = [{"id": f"t{number}"} for number in range(250)]
+    await admission.reconfigure({"tenants": tenants})
+    assert [len(part) for part in taken] == [100, 100, 50]
+    tenants[7] = {"id": "t7", "weight": 2.0}
+    await admission.reconfigure({"tenants": tenants[:200]})
+    assert taken[3:] == [["t7"]]
+    waiting = tuple(RequestInfo(f"x{n}", f"t{n}", 1, 1, model="m") for n in range(200))
+    await admission.sync(msgspec.msgpack.encode(Sync("i", 0, 0, waiting=waiting)))
+    states = await admission.tenant_states()
+    assert [state["queued"] for state in states] == [1] * 200
+    await asyncio.sleep(0.7)
+    assert 0 <= min(asked) <= max(asked) <= 100
+
+
+async def test_the_spending_of_others_is_learnt_some_tenants_at_a_time(
+    admission: Admission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_deployment, "LEARNT", 2)
+    admission._prices = {"m": Prices(output=1.0)}
+    names = [f"t{number}" for number in range(4)]
+    tenants = [{"id": name, "daily_budget": 1.0} for name in names]
+    await admission.reconfigure({"tenants": tenants})
+    admission._writing.cancel()
+    admission._store.shared = True
+    [window] = windows_of(Tenant(id="t", daily_budget=1.0), time.time())
+    spent = journal(*(entry(name, name, windows=(window,)) for name in names))
+    admission._store.book(spent, time.time())
+    for known in (1, 3, 4):  # the first one of all is acme
+        await admission._journal.flush()
+        told = [sum(state["spent"].values()) for state in await admission.tenant_states()]
+        assert sum(map(bool, told)) == known

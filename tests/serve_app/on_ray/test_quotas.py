@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from router.tenant import digest
 from tests.serve_app.on_ray.site import (
     ADMIN_KEY,
     KEY,
+    MODEL,
     Site,
     actors,
     complete,
@@ -29,7 +31,7 @@ async def usage(site: Site) -> dict[str, Any]:
         reply = await client.get("/admin/usage", params={"tenant": "acme"})
         assert reply.status_code == 200, reply.text
         rows = reply.json()["data"]
-    names = ("prompt_tokens", "output_tokens", "succeeded", "dollars")
+    names = ("prompt_tokens", "output_tokens", "succeeded", "failed", "dollars")
     return {name: sum(row[name] for row in rows) for name in names}
 
 
@@ -59,6 +61,41 @@ async def test_usage_survives_the_death_of_admission_and_is_counted_once(site: S
         await complete(client, "and on it goes", 16)
     await until(site.at_rest)
     assert (await usage(site))["succeeded"] == after["succeeded"] + 1
+
+
+@pytest.mark.long
+async def test_what_ran_is_booked_although_admission_and_all_ingresses_died(site: Site) -> None:
+    """A second after the last token was counted; it takes the next Admission half a minute."""
+    before, received = await usage(site), [0] * 4
+
+    async def listen(place: int) -> None:
+        async with site.openai() as client:
+            chunks = await client.completions.create(
+                model=MODEL, prompt=f"{place}", max_tokens=8000, stream=True,
+                extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            async for _ in chunks:
+                received[place] += 1
+
+    listening = [asyncio.create_task(listen(place)) for place in range(4)]
+    await asyncio.sleep(4.0)
+    known = sum(received)
+    await asyncio.sleep(1.0)
+    for pid in (*actors("Admission"), *actors("Ingress")):
+        kill(pid)
+    ended = await asyncio.gather(*listening, return_exceptions=True)
+    assert all(isinstance(one, Exception) for one in ended)
+
+    async def is_booked() -> bool:
+        try:
+            return bool((await usage(site))["failed"] >= before["failed"] + 4)
+        except (AssertionError, httpx.HTTPError):
+            return False
+
+    await until(is_booked, 90)
+    tokens = (await usage(site))["output_tokens"] - before["output_tokens"]
+    assert known > 100
+    assert known <= tokens
 
 
 async def gpu_seconds(site: Site) -> dict[str, float]:
