@@ -151,6 +151,9 @@ class Refusal:
     reason: str
     retry_after_s: float
     kind: RefusalKind = RefusalKind.RATE
+    closed_s: float = 0.0
+    """For so long, unless something of the tenant's begins or ends before, whatever it asks for
+    would be refused, too."""
 
 
 @dataclass(frozen=True, slots=True)
