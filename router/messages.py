@@ -26,6 +26,8 @@ class RefusalKind(str, Enum):
     """Over a rate, or too many wait already (429)."""
     BUDGET = "insufficient_quota"
     """The money of a window is spent or held (429)."""
+    TOO_DEAR = "budget_too_small"
+    """The whole budget of a window does not pay for it, so it never will (400)."""
     OVERLOAD = "overloaded"
     """Too much waits, whoever it belongs to (503)."""
     DEADLINE = "deadline_exceeded"

@@ -295,11 +295,15 @@ class Quota:
         """Come back with the window that has enough, or soon if it is only held."""
         wall = self._wall()
         costs = [self._prices.cost(info.model, info.prompt_tokens, 0, 1) for info in infos]
-        least = len(costs) * max(costs)
+        least, cheapest = len(costs) * max(costs), self._prices.least(self.tenant.models)
+        for budget in self._budgets:
+            if cheapest <= budget.limit < least:
+                period = f"budget of a {budget.period} ({_dollars(budget.limit)})"
+                return Denial(RefusalKind.TOO_DEAR, f"the whole {period} does not pay for it", 0.0)
         short = [budget for budget in self._budgets if budget.unspent(wall) < least]
         if not short:
             reason = "what is left of the budget is held by requests that run"
-            closed_s = FULL_S if self._left() < self._prices.least(self.tenant.models) else 0.0
+            closed_s = FULL_S if self._left() < cheapest else 0.0
             return Denial(RefusalKind.RATE, reason, max(wait_s, SOON_S), closed_s)
         last = max(short, key=lambda budget: budget.current(wall).ends_at)
         reason = (
@@ -308,7 +312,7 @@ class Quota:
         )
         retry_s = max(wait_s, last.current(wall).ends_at - wall)
         spent = min(budget.unspent(wall) for budget in self._budgets)
-        closed_s = SPENT_S if spent < self._prices.least(self.tenant.models) else 0.0
+        closed_s = SPENT_S if spent < cheapest else 0.0
         return Denial(RefusalKind.BUDGET, reason, retry_s, min(closed_s, retry_s))
 
     def _too_fast(self, tokens: float, wait_s: float, now: float) -> Denial:

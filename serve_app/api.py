@@ -15,6 +15,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.middleware import Middleware
 
+from router.tenant import Tenant
 from serve_app import errors
 from serve_app.answers import Answer
 from serve_app.auth import BearerAuth, FindTenant
@@ -240,13 +241,18 @@ class Api:
         Raises ApiError if there is no such model, or for more sequences than are allowed.
         """
         self._log_unknown(body)
-        offer = self._offers.find(body.model, request.state.tenant)
+        tenant: Tenant = request.state.tenant
+        offer = self._offers.find(body.model, tenant)
         if body.choices_per_prompt > self._limits.max_choices:
             name = "n" if body.shown_per_prompt > self._limits.max_choices else "best_of"
             raise invalid(f"{name} must be at most {self._limits.max_choices}", name)
         if prompts * body.choices_per_prompt > self._limits.max_sequences:
             message = f"prompts times n must be at most {self._limits.max_sequences}"
             raise invalid(message, "prompt")
+        places = tenant.max_concurrency + tenant.max_queued
+        if prompts * body.choices_per_prompt > places:
+            message = f"prompts times n is more than the {places} that may run and wait at once"
+            raise invalid(message, "prompt" if prompts > 1 else "n")
         return offer
 
     def _answer(
