@@ -5,12 +5,15 @@ import time
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from router.messages import Refusal, RefusalKind
 from router.policy import FairPolicy
 from router.quota import FULL_S, SPENT_S
+from serve_app.api import create_app
 from serve_app.door import ANSWER_S, Door
 from tests.router.world import Clock
+from tests.serve_app.conftest import ACME, KEY, LIMITS
 from tests.serve_app.metered_site import MeteredSite, metered_site, until
 
 FULL = Refusal("r", "It is full.", 5.0, RefusalKind.RATE, closed_s=0.25)
@@ -132,3 +135,28 @@ async def test_an_overload_of_everybody_turns_away_at_the_door() -> None:
         assert {(await task).status_code for task in tasks} == {200}
         await asyncio.sleep(SPENT_S)
         assert (await site.ask("b")).status_code == 200
+
+
+async def test_two_thousand_are_turned_away_in_a_second_of_processor_time() -> None:
+    """Of the whole application; it takes a tenth of that."""
+    door, told = Door(), []
+    door.answer("acme", Refusal("r", "It is full.", 5.0, closed_s=1e9))
+    app = create_app([], ACME.find_by_key, LIMITS, refused=door.refused)
+    path, headers = "/v1/chat/completions", [(b"authorization", f"Bearer {KEY}".encode())]
+
+    async def receive() -> Message:
+        raise AssertionError("the body is read")
+
+    async def send(message: Message) -> None:
+        told.append(message.get("status"))
+
+    async def refuse() -> None:
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [*headers]}
+        await app(scope, receive, send)
+
+    await refuse()
+    started = time.process_time()
+    for _ in range(400):
+        await refuse()
+    assert time.process_time() - started < 400 / 2000
+    assert told[::2] == [429] * 401
