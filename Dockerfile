@@ -43,5 +43,7 @@ COPY --from=build /usr/local /usr/local
 USER 1000:1000
 WORKDIR /home/fairstream
 ENV PYTHONUNBUFFERED=1
+# Serve cleans what clients send as X-Request-ID.
+ENV RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=serve_app.request_ids:layers
 # KubeRay names the command of each pod itself; this is for everybody else.
 CMD ["serve", "--help"]

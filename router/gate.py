@@ -11,6 +11,7 @@ from math import ceil
 from router.messages import Refusal, RefusalKind, RequestInfo
 from router.policy import FairPolicy
 from router.pools import Pools
+from router.quota import FULL_S
 from router.request import Request
 
 MIN_RETRY_S, MAX_RETRY_S = 1, 60
@@ -37,17 +38,26 @@ class Gate:
         info = requests[0].info
         if self._pools.waiting >= self._max_waiting and not again:
             retry_s = self._guess_s(info, 1)
-            return self._refusal(info, RefusalKind.OVERLOAD, "too many requests wait", retry_s)
+            reason = "too many requests wait"
+            return self._refusal(info, RefusalKind.OVERLOAD, reason, retry_s, FULL_S)
         denial = self._pools.of(info.model).admit(*requests, again=again)
         if denial is None:
             return None
-        return self._refusal(info, denial.kind, denial.reason, denial.retry_after_s)
+        return self._refusal(info, *denial)
 
     def full(self, info: RequestInfo, places: int) -> Refusal:
         """Come back when the tenant's queue has moved by `places`, at its recent pace."""
         limit = self._pools.accounts.quotas[info.tenant].tenant.max_queued
         reason = f"at most {limit} requests may wait"
-        return self._refusal(info, RefusalKind.RATE, reason, self._guess_s(info, places))
+        closed_s = FULL_S if self._is_closed(info.tenant) else 0.0
+        retry_s = self._guess_s(info, places)
+        return self._refusal(info, RefusalKind.RATE, reason, retry_s, closed_s)
+
+    def _is_closed(self, tenant: str) -> bool:
+        """Whether nothing more may wait, and nothing would start at once, for whichever model."""
+        concurrency = self._pools.accounts.concurrencies[tenant]
+        starts = concurrency.free and not all(queue.waiting for queue in concurrency.queues)
+        return not starts and not self.has_room(tenant)
 
     def overdue(self, info: RequestInfo) -> Refusal:
         """It waited for too long."""
@@ -56,10 +66,15 @@ class Gate:
 
     @staticmethod
     def _refusal(
-        info: RequestInfo, kind: RefusalKind, reason: str, retry_after_s: float
+        info: RequestInfo,
+        kind: RefusalKind,
+        reason: str,
+        retry_after_s: float,
+        closed_s: float = 0.0,
     ) -> Refusal:
         sentence = f"Request refused for tenant {info.tenant}: {reason}."
-        return Refusal(info.request_id, sentence, max(retry_after_s, MIN_RETRY_S), kind)
+        retry_s = max(retry_after_s, MIN_RETRY_S)
+        return Refusal(info.request_id, sentence, retry_s, kind, closed_s)
 
     def _guess_s(self, info: RequestInfo, places: int) -> float:
         interval_s = self._pools.of(info.model).place_interval(info.tenant)

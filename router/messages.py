@@ -26,6 +26,8 @@ class RefusalKind(str, Enum):
     """Over a rate, or too many wait already (429)."""
     BUDGET = "insufficient_quota"
     """The money of a window is spent or held (429)."""
+    TOO_DEAR = "budget_too_small"
+    """The whole budget of a window does not pay for it, so it never will (400)."""
     OVERLOAD = "overloaded"
     """Too much waits, whoever it belongs to (503)."""
     DEADLINE = "deadline_exceeded"
@@ -151,6 +153,9 @@ class Refusal:
     reason: str
     retry_after_s: float
     kind: RefusalKind = RefusalKind.RATE
+    closed_s: float = 0.0
+    """For so long, unless something of the tenant's begins or ends before, whatever it asks for
+    would be refused, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ micro-dollars per token; both are kept as whole numbers, so that sums never drif
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,6 +60,12 @@ class PriceList:
         uncached_rate, cached_rate, output_rate = rates
         total = uncached_rate * (prompt - cached) + cached_rate * cached + output_rate * output
         return -(-total // MICRO)
+
+    def least(self, models: Collection[str] | None) -> int:
+        """What one token in and out costs of the cheapest of these models; of all with a price, if
+        None is given. 0 where one is free."""
+        named = self._rates if models is None else models
+        return min((self.cost(model, 1, 0, 1) for model in named), default=0)
 
     def affordable_output(self, model: str, prompt: int, wanted: int, micro_dollars: int) -> int:
         """Output tokens, at most `wanted`, that a request may have at the worst case: nothing of

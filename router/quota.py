@@ -20,6 +20,10 @@ from router.tenant import Tenant
 
 SOON_S = 1.0
 """Until what others hold may be free: nobody knows when they end."""
+SPENT_S = 0.25
+"""How long an ingress may repeat that a rate or a budget is used up ..."""
+FULL_S = 0.05
+"""... and that what waits and runs leaves no room."""
 
 
 class Denial(NamedTuple):
@@ -28,6 +32,8 @@ class Denial(NamedTuple):
     kind: RefusalKind
     reason: str
     retry_after_s: float
+    closed_s: float = 0.0
+    """See `Refusal`."""
 
 
 class Hold(NamedTuple):
@@ -109,7 +115,7 @@ class Quota:
             if max_tokens < 1:
                 return self._broke([info], wait_s)
         if wait_s:
-            return Denial(RefusalKind.RATE, self._over_rate(tokens, now), wait_s)
+            return self._too_fast(tokens, wait_s, now)
         if requests is not None:
             requests.take(1.0)
         if rate is not None:
@@ -135,7 +141,7 @@ class Quota:
             return self._broke(infos, wait_s)
         if wait_s:
             self._let_go(holds)
-            return Denial(RefusalKind.RATE, self._over_rate(together, now), wait_s)
+            return self._too_fast(together, wait_s, now)
         if not (again and self._rates_known):
             self._take(together, now)
         return holds
@@ -263,14 +269,19 @@ class Quota:
             for account in hold.accounts:
                 account.held -= hold.micro
 
-    def _affordable(self, info: RequestInfo, sharers: int) -> tuple[int, int]:
-        """Output that a request can pay for with its share of what is left, at most what it asks;
-        and what it costs at worst."""
+    def _left(self) -> int:
+        """Micro-dollars that nobody has spent or holds."""
         left = _UNLIMITED
         for budget, account in zip(self._budgets, self._current, strict=True):
             remaining = budget.limit - account.spent - account.held
             if remaining < left:
                 left = remaining
+        return left
+
+    def _affordable(self, info: RequestInfo, sharers: int) -> tuple[int, int]:
+        """Output that a request can pay for with its share of what is left, at most what it asks;
+        and what it costs at worst."""
+        left = self._left()
         if sharers > 1:
             left //= sharers
         prompt, output = info.prompt_tokens, info.max_tokens
@@ -284,17 +295,30 @@ class Quota:
         """Come back with the window that has enough, or soon if it is only held."""
         wall = self._wall()
         costs = [self._prices.cost(info.model, info.prompt_tokens, 0, 1) for info in infos]
-        least = len(costs) * max(costs)
+        least, cheapest = len(costs) * max(costs), self._prices.least(self.tenant.models)
+        for budget in self._budgets:
+            if cheapest <= budget.limit < least:
+                period = f"budget of a {budget.period} ({_dollars(budget.limit)})"
+                return Denial(RefusalKind.TOO_DEAR, f"the whole {period} does not pay for it", 0.0)
         short = [budget for budget in self._budgets if budget.unspent(wall) < least]
         if not short:
             reason = "what is left of the budget is held by requests that run"
-            return Denial(RefusalKind.RATE, reason, max(wait_s, SOON_S))
+            closed_s = FULL_S if self._left() < cheapest else 0.0
+            return Denial(RefusalKind.RATE, reason, max(wait_s, SOON_S), closed_s)
         last = max(short, key=lambda budget: budget.current(wall).ends_at)
         reason = (
             f"what is left of the budget of this {last.period} ({_dollars(last.limit)})"
             " does not pay for this request"
         )
-        return Denial(RefusalKind.BUDGET, reason, max(wait_s, last.current(wall).ends_at - wall))
+        retry_s = max(wait_s, last.current(wall).ends_at - wall)
+        spent = min(budget.unspent(wall) for budget in self._budgets)
+        closed_s = SPENT_S if spent < cheapest else 0.0
+        return Denial(RefusalKind.BUDGET, reason, retry_s, min(closed_s, retry_s))
+
+    def _too_fast(self, tokens: float, wait_s: float, now: float) -> Denial:
+        buckets = [bucket for bucket in (self._requests, self._tokens) if bucket is not None]
+        closed_s = min(max(bucket.wait_s(1.0, now) for bucket in buckets), SPENT_S)
+        return Denial(RefusalKind.RATE, self._over_rate(tokens, now), wait_s, closed_s)
 
     def _over_rate(self, tokens: float, now: float) -> str:
         over = []

@@ -31,8 +31,8 @@ from router.messages import (
 )
 from router.tenant import Tenant
 from serve_app import background
-from serve_app.backend import Refused
 from serve_app.calls import answered
+from serve_app.door import Door
 from serve_app.held import Lease, Waiting
 
 logger = logging.getLogger(__name__)
@@ -118,6 +118,7 @@ class AdmissionClient:
         self._returned: dict[str, Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, dict[str, float]] = {}
+        self.door = Door()
         self._rate_limits: dict[str, _Told] = {}
         """What was told last of each tenant."""
         self._rates_to_repeat: tuple[int, dict[str, _Told]] = (0, {})
@@ -247,6 +248,7 @@ class AdmissionClient:
         """Account for what runs, and give its place back."""
         lease = self._leases.pop(request_id, None)
         if lease is not None:
+            self.door.moved(lease.request.tenant)
             self._endings[request_id] = lease.ending(outcome)
             if outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
@@ -341,12 +343,14 @@ class AdmissionClient:
         for request_id in reply.settled:
             self._endings.pop(request_id, None)
             self._returned.pop(request_id, None)
-        for refusal in reply.refusals:
-            refused = self._waiting.pop(refusal.request_id, None)
-            if refused is not None and not refused.granted.done():
-                refused.granted.set_exception(
-                    Refused(refusal.reason, refusal.retry_after_s, refusal.kind)
-                )
+        refusals = [(self._waiting.pop(each.request_id, None), each) for each in reply.refusals]
+        for waiting in self._waiting.values():
+            if waiting.shown_in == self._sequence:
+                self.door.answer(waiting.request.tenant, None)
+        for refused, refusal in refusals:
+            if refused is not None:
+                refused.refuse(refusal)
+                self.door.answer(refused.request.tenant, refusal)
         for grant in reply.grants:
             self._take(grant)
 
@@ -372,6 +376,7 @@ class AdmissionClient:
             return
         if not waiting.granted.done():
             del self._waiting[grant.request_id]
+            self.door.moved(waiting.request.tenant)
             self._leases[grant.request_id] = waiting.lease(grant)
             waiting.granted.set_result(grant)
 

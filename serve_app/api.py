@@ -15,15 +15,17 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.middleware import Middleware
 
+from router.tenant import Tenant
 from serve_app import errors
 from serve_app.answers import Answer
 from serve_app.auth import BearerAuth, FindTenant
 from serve_app.backend import Generation, ServedModel, Unavailable
-from serve_app.body import read_body
+from serve_app.body import Bodies
 from serve_app.call_rate import CallRate
 from serve_app.choices import Choice
 from serve_app.cors import cross_origin
 from serve_app.deadline import TimeLimit, within
+from serve_app.door import DoorKeeper, RefusedNow
 from serve_app.edge import Edge
 from serve_app.errors import invalid, too_long
 from serve_app.fair_work import FairWork, Run
@@ -46,6 +48,7 @@ from serve_app.replies import Reply
 from serve_app.sequence_text import SequenceText
 from serve_app.shapes import ChatShape, CompletionShape, Echo, Shape, Telling
 from serve_app.streaming import EventStream, PlainAnswer
+from serve_app.toll import Toll
 from serve_app.tool_calls import ToolCallReader
 
 logger = logging.getLogger(__name__)
@@ -60,9 +63,10 @@ def create_app(
     limits: Limits,
     tag_requests: bool = True,
     layers: Sequence[Middleware] = (),
+    refused: RefusedNow = lambda tenant: None,
 ) -> FastAPI:
     """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it. layers:
-    around all that, from the inside out."""
+    around all that, from the inside out. refused: asked before anything is generated."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     api = Api(Offers(offers), limits)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])
@@ -78,7 +82,9 @@ def create_app(
     made = msgspec.json.encode(document(app, _version()))
     app.add_api_route("/openapi.json", lambda: Response(made, media_type=JSON), methods=["GET"])
     errors.install(app)
-    app.add_middleware(BearerAuth, find_tenant=find_tenant)
+    app.add_middleware(DoorKeeper, refused=refused)
+    toll = Toll(limits.refusals_per_minute)
+    app.add_middleware(BearerAuth, find_tenant=find_tenant, toll=toll)
     app.add_middleware(Edge, tag=tag_requests)
     for layer in (*layers, *cross_origin(limits.cors_origins)):
         app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
@@ -92,6 +98,7 @@ class Api:
         self._offers = offers
         self._limits = limits
         self._work = FairWork("long texts and log probabilities", threads=2, max_waiting=256)
+        self._bodies = Bodies(limits.max_body_bytes)
         self._trial = GrammarTrial()
         self._calls = CallRate()
         self._pace = Pace(limits.max_chunk_delay_ms / 1000)
@@ -131,7 +138,7 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         tenant = request.state.tenant
         self._calls.take(tenant)
-        body = await read_body(request, TokenizeRequest, self._limits.max_body_bytes)
+        body = await self._bodies.read(request, TokenizeRequest)
         offer = self._offers.find(body.model, tenant)
         model = await offer.model(tenant)
         run, param = self._run(request), "messages"
@@ -152,7 +159,7 @@ class Api:
     async def detokenize(self, request: Request) -> Response:
         tenant = request.state.tenant
         self._calls.take(tenant)
-        body = await read_body(request, DetokenizeRequest, self._limits.max_body_bytes)
+        body = await self._bodies.read(request, DetokenizeRequest)
         offer = self._offers.find(body.model, tenant)
         model = await offer.model(tenant)
         if len(body.tokens) > model.max_model_len:
@@ -179,7 +186,7 @@ class Api:
         return PlainAnswer(answer.whole, limit.left_s)
 
     async def _chat(self, request: Request) -> tuple[Answer, ChatRequest]:
-        body = await read_body(request, ChatRequest, self._limits.max_body_bytes)
+        body = await self._bodies.read(request, ChatRequest)
         offer = self._offer_for(body, request, prompts=1)
         model = await offer.model(request.state.tenant)
         tools = body.offered_tools
@@ -211,7 +218,7 @@ class Api:
         return self._answer(request, body, offer, model, prompts, shape, grammar), body
 
     async def _completion(self, request: Request) -> tuple[Answer, CompletionRequest]:
-        body = await read_body(request, CompletionRequest, self._limits.max_body_bytes)
+        body = await self._bodies.read(request, CompletionRequest)
         offer = self._offer_for(body, request, len(body.prompt))
         model = await offer.model(request.state.tenant)
         run = self._run(request)
@@ -234,13 +241,18 @@ class Api:
         Raises ApiError if there is no such model, or for more sequences than are allowed.
         """
         self._log_unknown(body)
-        offer = self._offers.find(body.model, request.state.tenant)
+        tenant: Tenant = request.state.tenant
+        offer = self._offers.find(body.model, tenant)
         if body.choices_per_prompt > self._limits.max_choices:
             name = "n" if body.shown_per_prompt > self._limits.max_choices else "best_of"
             raise invalid(f"{name} must be at most {self._limits.max_choices}", name)
         if prompts * body.choices_per_prompt > self._limits.max_sequences:
             message = f"prompts times n must be at most {self._limits.max_sequences}"
             raise invalid(message, "prompt")
+        places = tenant.max_concurrency + tenant.max_queued
+        if prompts * body.choices_per_prompt > places:
+            message = f"prompts times n is more than the {places} that may run and wait at once"
+            raise invalid(message, "prompt" if prompts > 1 else "n")
         return offer
 
     def _answer(
@@ -274,6 +286,7 @@ class Api:
                 )
                 text = _new_text(offer, body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))
+        request.state.checked = True  # see `serve_app.toll`
         run = partial(self._work.run, request.state.tenant.id)
         return Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply, run)
 

@@ -90,7 +90,7 @@ def build(config: AppConfig) -> Application:
         **_one_admission(config),
         **INTERNAL,
         **grace,
-    ).bind(config.fairness, config.prices, config.usage, config.gpu_dollars_per_hour)
+    ).bind(config.fairness, config.price_list, config.usage, config.gpu_dollars_per_hour)
     replicas = {
         model.name: serve.deployment(
             Replica,

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.tenant import Tenant
 from serve_app.errors import ApiError
+from serve_app.toll import Payer, Toll
 
 FindTenant: TypeAlias = Callable[[str | None], Tenant | None]
 """The tenant whose key this is, or the anonymous one where there is no key at all. It takes the
@@ -25,11 +26,13 @@ PUBLIC_PATHS = frozenset({"/health", "/ready"})
 
 
 class BearerAuth:
-    """ASGI middleware that puts the tenant into `request.state.tenant`, or answers 401."""
+    """ASGI middleware that puts the tenant into `request.state.tenant`, or answers 401. What is
+    refused costs `toll`: the tenant, or the address of who shows no key of one."""
 
-    def __init__(self, app: ASGIApp, find_tenant: FindTenant) -> None:
+    def __init__(self, app: ASGIApp, find_tenant: FindTenant, toll: Toll) -> None:
         self._app = app
         self._find_tenant = find_tenant
+        self._toll = toll
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or _is_public(scope):
@@ -39,12 +42,21 @@ class BearerAuth:
             await send({"type": "websocket.close", "code": 1008})
             return
         key = bearer_key(Headers(scope=scope))
-        tenant = self._find_tenant(key)
-        if tenant is None or key == "":
-            await unauthorized().response()(scope, receive, send)
-            return
-        scope.setdefault("state", {})["tenant"] = tenant
-        await self._app(scope, receive, send)
+        tenant = self._find_tenant(key) if key != "" else None
+        app: ASGIApp = unauthorized().response()
+        if tenant is not None:
+            scope.setdefault("state", {})["tenant"] = tenant
+            app = self._app
+        payer = _payer(scope, tenant if key else None)
+        await self._toll.serve(payer, app, scope, receive, send)
+
+
+def _payer(scope: Scope, tenant: Tenant | None) -> Payer:
+    """Tenants who show no key are many clients, told apart by where they are."""
+    if tenant is not None:
+        return "tenant", tenant.id
+    host, _ = scope.get("client") or ("", 0)
+    return "address", host
 
 
 def _is_public(scope: Scope) -> bool:

@@ -5,7 +5,6 @@ ASGI middleware that knows neither routes nor tenants.
 
 from __future__ import annotations
 
-import re
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,15 +12,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.errors import from_exception
-
-_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+from serve_app.request_ids import is_sane
 
 
 class Edge:
     """Last resort for exceptions, and the header X-Request-ID.
 
     The client's id is echoed if it is short and plain, and replaced otherwise. Behind a proxy
-    that adds the header by itself, as Ray Serve's does, pass `tag=False`.
+    that adds the header by itself, as Ray Serve's does, pass `tag=False`; `serve_app.request_ids`
+    does the same there.
     """
 
     def __init__(self, app: ASGIApp, tag: bool = True) -> None:
@@ -60,5 +59,5 @@ class _Sender:
 
 
 def _request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+    given = Headers(scope=scope).get("x-request-id", "").encode("latin-1")
+    return given.decode() if is_sane(given) else uuid.uuid4().hex

@@ -35,6 +35,7 @@ NO_SUCH_URL = (
 _REFUSALS = {
     RefusalKind.RATE: 429,
     RefusalKind.BUDGET: 429,
+    RefusalKind.TOO_DEAR: 400,
     RefusalKind.OVERLOAD: 503,
     RefusalKind.DEADLINE: 504,
 }
@@ -125,8 +126,8 @@ def from_exception(error: Exception) -> ApiError:
         case ApiError():
             return error
         case Refused():
-            headers = retry_after(error.retry_after_s)
             status = _REFUSALS[error.kind]
+            headers = retry_after(error.retry_after_s) if status != 400 else {}
             return ApiError(status, error.reason, code=error.kind.value, headers=headers)
         case Unavailable():
             headers = retry_after(error.retry_after_s)

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError, from_json
 from transformers import PreTrainedTokenizerBase
 
 from replica.messages import MAX_BIASES
+from serve_app.json_parts import Allowance
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -188,8 +189,11 @@ def as_template_kwargs(value: object) -> Mapping[str, Any]:
         raise fault("must be an object")
     if RESERVED & value.keys():
         raise fault("must not set what the server sets: the template, its messages and tools")
-    if len(json.dumps(value)) > MAX_TEMPLATE_CHARS:
-        raise fault(f"must not be larger than {MAX_TEMPLATE_CHARS} characters of JSON")
+    size = 0
+    for piece in json.JSONEncoder().iterencode(value):
+        size += len(piece)
+        if size > MAX_TEMPLATE_CHARS:
+            raise fault(f"must not be larger than {MAX_TEMPLATE_CHARS} characters of JSON")
     return value
 
 
@@ -200,31 +204,33 @@ def as_parameters(value: object) -> Mapping[str, Any] | None:
     raise fault('must be a JSON schema of type "object"')
 
 
-def as_arguments(value: object) -> dict[str, Any] | str:
+def as_arguments(value: object, info: ValidationInfo) -> dict[str, Any] | str:
     """Of a call that an earlier answer has made: a JSON object, written as a string. Any other
     string is kept as it is: a call that was cut, or that a model got wrong, is history, too."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return {}  # clients write nothing where it is empty
-    arguments = _read(value) if isinstance(value, str) else value
+    arguments = _read(value, info.context) if isinstance(value, str) else value
     if isinstance(arguments, dict):
         return arguments
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def as_schema(value: object) -> Mapping[str, Any] | None:
+def as_schema(value: object, info: ValidationInfo) -> Mapping[str, Any] | None:
     """A JSON schema: an object, or one written as a string."""
     if value is None:
         return None
-    schema = _read(value) if isinstance(value, str) else value
+    schema = _read(value, info.context) if isinstance(value, str) else value
     if isinstance(schema, dict):
         return schema
     raise fault("must be a JSON schema")
 
 
-def _read(value: object) -> Any:
+def _read(text: str, allowance: Allowance | None) -> Any:
     """What JSON in a string says, as strictly as the body is read; None if it is none."""
+    if allowance is not None and not allowance.covers(text.encode("utf-8", "replace")):
+        raise fault("holds too many values, as do all such texts of the request together")
     try:
-        return from_json(value, allow_inf_nan=False) if isinstance(value, str) else None
+        return from_json(text, allow_inf_nan=False)
     except ValueError:
         return None
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from router.messages import Ending, Grant, Outcome, RequestInfo
+from router.messages import Ending, Grant, Outcome, Refusal, RequestInfo
+from serve_app.backend import Refused
 
 
 @dataclass(slots=True)
@@ -53,6 +54,11 @@ class Waiting:
     """What its earlier attempts have come to."""
     shown_in: int = 0
     """The first sync that it was in."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        if not self.granted.done():
+            error = Refused(refusal.reason, refusal.retry_after_s, refusal.kind)
+            self.granted.set_exception(error)
 
     def lease(self, grant: Grant) -> Lease:
         request = replace(self.request, max_tokens=grant.max_tokens)

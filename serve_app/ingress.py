@@ -94,7 +94,14 @@ class Ingress:
         """Serve's proxy adds X-Request-ID."""
         offers = [await self._offer(model) for model in self._config.served]
         find, layers = self._find_tenant, self._layers()
-        return create_app(offers, find, self._config.api, tag_requests=False, layers=layers)
+        return create_app(
+            offers,
+            find,
+            self._config.api,
+            tag_requests=False,
+            layers=layers,
+            refused=self._client.door.refused,
+        )
 
     def _layers(self) -> list[Middleware]:
         layers = [

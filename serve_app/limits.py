@@ -24,6 +24,9 @@ class Limits:
     """Largest n."""
     max_sequences: int = 128
     """Most sequences of one request: prompts times n."""
+    refusals_per_minute: int = 600
+    """What each tenant, and each address without a key, may be refused before it has to wait. One
+    that read a large body counts more (`serve_app.toll`)."""
     default_max_tokens: int = 1024
     """Output of a chat call that names no limit, if the context has that much room."""
     default_completion_tokens: int = 16

@@ -77,7 +77,9 @@ class GenerationRequest(Fields):
     """In Lark's notation."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: Stops = ()
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: (
+        Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -166,7 +168,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Any = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice = ("auto", None)
     """(mode, names)."""
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]

@@ -1,7 +1,7 @@
 """What is left of a tenant's rates, on every answer that it gets.
 
 ASGI middleware outside all others. It knows no routes, and whose answer it is only from what
-authentication has left in the scope.
+authentication and `serve_app.toll` have left in the scope.
 """
 
 from __future__ import annotations
@@ -27,16 +27,22 @@ class RateHeaders:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def tell(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                tenant = scope.get("state", {}).get("tenant")
-                if tenant is not None:
-                    limits = self._limits_of(tenant)
-                    headers = MutableHeaders(scope=message)
-                    _add(headers, "requests", limits.requests)
-                    _add(headers, "tokens", limits.tokens)
+            state = scope.get("state", {})
+            if message["type"] == "http.response.start" and "tenant" in state:
+                limits = self._limits_of(state["tenant"])
+                headers = MutableHeaders(scope=message)
+                _add(headers, "requests", _least(limits.requests, state.get("refusals")))
+                _add(headers, "tokens", limits.tokens)
             await send(message)
 
         await self._app(scope, receive, tell)
+
+
+def _least(rate: RateLimit | None, refusals: RateLimit | None) -> RateLimit | None:
+    """What is left whatever becomes of the requests: none after too many refusals."""
+    if rate is None or refusals is None or refusals.remaining >= rate.remaining:
+        return rate
+    return RateLimit(rate.limit, refusals.remaining, max(rate.reset_s, refusals.reset_s))
 
 
 def _add(headers: MutableHeaders, unit: str, rate: RateLimit | None) -> None:

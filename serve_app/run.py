@@ -23,6 +23,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
+from serve_app import request_ids
 from serve_app.check_warnings import about_address
 from serve_app.settings import BUILDER, AppConfig
 
@@ -44,6 +45,7 @@ def run(path: Path) -> None:
         for application in config.applications
         if application.import_path == BUILDER
     }
+    request_ids.install()
     ray.init(namespace="serve")
     # In place of Ray's own handler, which ends this process and all others.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

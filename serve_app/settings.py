@@ -230,6 +230,12 @@ class AppConfig(BaseModel):
         return (ModelConfig.model_construct(**options),)
 
     @property
+    def price_list(self) -> dict[str, Prices]:
+        """Prices of all models, also of those that are free; none where nothing has a price."""
+        free = {model.name: Prices() for model in self.served} if self.prices else {}
+        return free | self.prices
+
+    @property
     def replica_deployments(self) -> dict[str, ModelConfig]:
         """By name of the deployment that runs a model's replicas: "Replica" of an application
         with one model, else "Replica-" and the model's name, special characters as "-"."""

@@ -123,9 +123,18 @@ def test_money_is_held_at_the_worst_case_and_caps_the_answer():
     assert "held by requests that run" in held.reason
     desk.settle(first, prompt=10, output=40)
     assert desk.hold(prompt=8, output=5).max_tokens == 1
-    spent = desk_of(daily_budget=11e-6).hold(prompt=10, output=1)
+    spent = desk.hold(prompt=10, output=1)
     assert spent.kind is RefusalKind.BUDGET
     assert "left of the budget of this day" in spent.reason
+
+
+def test_what_the_whole_budget_does_not_pay_for_is_told_so():
+    """It would come back at the end of every day."""
+    small = {"daily_budget": 11e-6, "models": ["m"]}
+    for limits in (small, {**small, "monthly_budget": 100e-6}):
+        assert desk_of(**limits).hold(prompt=10, output=1).kind is RefusalKind.TOO_DEAR
+    nothing = desk_of(**small | {"daily_budget": 0.0}).hold(prompt=10, output=1)
+    assert nothing.kind is RefusalKind.BUDGET
 
 
 def test_a_refund_leaves_no_trace():

@@ -34,6 +34,7 @@ from tests.serve_app.transport import Transport
 
 PRICES = PriceList({"text": Prices(prompt=1.0, cached=0.5, output=2.0)})
 """Micro-dollars per token."""
+NO_TOLL = Limits(refusals_per_minute=10**6)
 ADMIN_KEY = "sk-admin"
 SLOTS = 8
 GPU_DOLLARS_PER_HOUR = 3.6
@@ -86,6 +87,7 @@ async def metered_site(
     step_s: float = 0.0005,
     policy: FairPolicy | None = None,
     wall: Callable[[], float] = time.time,
+    limits: Limits = NO_TOLL,
     **tenants: dict[str, Any],
 ) -> AsyncIterator[MeteredSite]:
     """`metered_site(a={"requests_per_minute": 2})`; keys are those of `key_of`."""
@@ -100,7 +102,7 @@ async def metered_site(
     client = AdmissionClient("ingress", admission.sync, admission.watch)
     streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0), client)
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
-    app = create_app([offer], configured.find_by_key, Limits())
+    app = create_app([offer], configured.find_by_key, limits, refused=client.door.refused)
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
     store = SqliteStore(":memory:")
 

@@ -12,6 +12,7 @@ import pytest
 from replica.messages import Output
 from router.messages import Outcome
 from router.policy import FairPolicy
+from router.quota import SPENT_S
 from router.tenant import Tenant
 from serve_app.mailbox import Mailbox
 from tests.router.world import Clock
@@ -67,15 +68,17 @@ async def test_refusals_leave_what_remains_alone() -> None:
 
 
 async def test_of_a_refused_request_no_choice_is_charged() -> None:
-    """C52: four choices where one may run and one wait."""
+    """C52: two choices where one may wait."""
     limits = {"requests_per_minute": 2, "max_concurrency": 1, "max_queued": 1}
-    async with metered_site(a=limits | {"daily_budget": 1.0}) as site:
-        reply = await site.ask(n=4)
+    async with metered_site(step_s=0.002, a=limits | {"daily_budget": 1.0}) as site:
+        running = await occupy(site)
+        reply = await site.ask(n=2)
         error_of(reply, 429, "rate_limit_exceeded")
-        assert reply.headers["x-ratelimit-remaining-requests"] == "2"
-        assert (await site.ask(n=2)).headers["x-ratelimit-remaining-requests"] == "1"
+        assert reply.headers["x-ratelimit-remaining-requests"] == "1"
+        assert (await running).status_code == 200
+        assert (await site.ask(n=2)).headers["x-ratelimit-remaining-requests"] == "0"
         await site.settled()
-        assert site.spent() == 2 * (5 + 2 * 20)
+        assert site.spent() == 5 + 2 * 900 + 2 * (5 + 2 * 20)
         assert site.admission.router.snapshot().usage["a"].outcomes[Outcome.CANCELLED] == 0
 
 
@@ -243,6 +246,7 @@ async def test_a_spent_budget_is_there_again_when_its_window_is_over() -> None:
         error_of(reply, 429, "insufficient_quota")
         assert reply.headers["retry-after"] == "2"
         clock.now += 2
+        await asyncio.sleep(SPENT_S)  # the door knows its own clock
         assert (await site.ask()).status_code == 200
 
 
@@ -464,3 +468,32 @@ async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> No
             assert (await client.get("/admin/usage?from=1e400")).status_code == 400
             assert (await client.get("/admin/usage?format=xml")).status_code == 400
             assert (await client.post("/admin/usage")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [({"n": 6}, "n"), ({"prompt": ["x"] * 6}, "prompt"), ({"prompt": ["x"] * 3, "n": 2}, "prompt")],
+)
+async def test_what_never_finds_places_is_not_to_be_tried_again(
+    asked: dict[str, Any], param: str
+) -> None:
+    """A 429 would be, by every client."""
+    async with metered_site(a={"max_concurrency": 2, "max_queued": 3}) as site:
+        reply = await site.ask(**asked)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == param
+        assert "5 that may run and wait" in reply.json()["error"]["message"]
+        assert "retry-after" not in reply.headers
+        assert (await site.ask(n=5, max_tokens=1)).status_code == 200
+
+
+async def test_what_the_whole_budget_does_not_pay_for_is_not_to_be_tried_again() -> None:
+    limits = {"daily_budget": 10e-6, "models": ["text"]}
+    async with metered_site(a=limits, b=limits | {"daily_budget": 0.0}) as site:
+        reply = await site.ask(prompt="hello, hello", max_tokens=1)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["code"] == "budget_too_small"
+        assert "whole budget of a day (0.00001 dollars)" in reply.json()["error"]["message"]
+        assert "retry-after" not in reply.headers
+        assert (await site.ask(max_tokens=1)).status_code == 200
+        error_of(await site.ask("b", max_tokens=1), 429, "insufficient_quota")

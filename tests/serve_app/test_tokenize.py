@@ -33,7 +33,7 @@ def test_texts_and_conversations_are_tokenised_as_for_an_answer(http: httpx.Clie
         ("/detokenize", {"tokens": [-1]}, "tokens"),
         ("/detokenize", {"tokens": [2**70]}, "tokens"),
         ("/detokenize", {"tokens": [True]}, "tokens"),
-        ("/detokenize", {"tokens": ["a"] * 1_000_000}, "tokens"),
+        ("/detokenize", {"tokens": ["a"] * 100_000}, "tokens"),
     ],
 )
 def test_what_cannot_be_tokenised_is_refused(

@@ -20,7 +20,7 @@ from tests.serve_app.real_engine import QueueChannel, RealEngine
 
 NAME = "tiny"
 MODEL = ServedModel(NAME, 1, VOCAB_SIZE, (EOS_ID,), 1500)
-LIMITS = Limits(default_max_tokens=20)
+LIMITS = Limits(default_max_tokens=20, refusals_per_minute=10**6)
 EXTENSIONS = {
     "allowed_token_ids",
     "include_stop_str_in_output",

@@ -221,3 +221,13 @@ async def test_tenants_that_cannot_be_read_change_nothing(site: Site, tmp_path: 
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
         assert (await client.get(f"{site.url}/v1/models")).status_code == 200
     await site.deploy()
+
+
+async def test_a_clients_request_id_is_cleaned_before_serve_sees_it(site: Site) -> None:
+    """Serve's proxy would send it back, and write it into its log."""
+    async with site.http() as http:
+        for given, is_kept in (("mine-1", True), ("id GET /admin 200", False), ("x" * 9999, False)):
+            reply = await http.get("/health", headers={"X-Request-ID": given})
+            [told] = reply.headers.get_list("x-request-id")
+            assert (told == given) == is_kept
+            assert len(told) < 64
