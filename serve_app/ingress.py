@@ -21,7 +21,7 @@ from starlette.middleware import Middleware
 from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant, Tenants
-from serve_app import background
+from serve_app import background, logs
 from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
@@ -51,6 +51,7 @@ class Ingress:
         replicas: dict[str, DeploymentHandle],
     ) -> None:
         """replicas: by name of the model that they serve."""
+        logs.start()
         self._config = config
         context = serve.get_replica_context()
         self._name = context.replica_tag

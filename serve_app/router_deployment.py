@@ -27,7 +27,7 @@ from router.quota import windows_of
 from router.router import Router
 from router.snapshot import Snapshot
 from router.tenant import Tenants
-from serve_app import background
+from serve_app import background, logs
 from serve_app.admission_client import Hint, Notice
 from serve_app.journal import JournalWriter
 from serve_app.metrics import AdmissionMetrics
@@ -79,6 +79,7 @@ class Admission:
         """Without tenants: Serve calls `reconfigure` before the first request. Without `usage`
         nothing survives this process; see `open_store`.
         """
+        logs.start()
         gc.set_threshold(100_000, 50, 100)  # Most of what lives here lives long.
         self._epoch = time.time_ns() // 1_000_000
         self._tenants = Tenants(tenants=[])
