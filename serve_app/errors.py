@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 
 from replica.messages import TOO_COMPLEX
 from router.messages import RefusalKind
+from serve_app import records
 from serve_app.backend import EngineFailure, Refused, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
+        """The answer to the request that is served, which its record notes."""
+        records.current().error = self
         return Response(self.body(), self.status, self.headers, "application/json")
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.context import _get_serve_request_context
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
 from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant, Tenants
-from serve_app import background, logs
+from serve_app import background, logs, records
 from serve_app.admin import AdminApi
 from serve_app.admission_client import AdmissionClient, Notice
 from serve_app.api import create_app
@@ -30,8 +32,10 @@ from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
 from serve_app.disconnects import Disconnects
 from serve_app.fleet import Fleet
 from serve_app.membership import Membership
+from serve_app.metrics import PERIOD_S, IngressMetrics
 from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
+from serve_app.records import Records
 from serve_app.replica_link import Key
 from serve_app.self_check import SelfCheck
 from serve_app.settings import AppConfig, ModelConfig, key_secret
@@ -51,7 +55,7 @@ class Ingress:
         replicas: dict[str, DeploymentHandle],
     ) -> None:
         """replicas: by name of the model that they serve."""
-        logs.start()
+        logs.start(records.context)
         self._config = config
         context = serve.get_replica_context()
         self._name = context.replica_tag
@@ -75,7 +79,9 @@ class Ingress:
             )
             for model, handle in replicas.items()
         }
+        self._refusals: Counter[tuple[str, str]] = Counter()
         self._watch = background.start(self._watch_departure(), "departure")
+        self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
         SelfCheck(self._check).start()
 
@@ -107,7 +113,9 @@ class Ingress:
                 scaling=self._admission.scaling.remote,
             )
             layers.append(admin)
-        return [*layers, Middleware(TurnAway, departure=self._departure)]
+        layers.append(Middleware(TurnAway, departure=self._departure))
+        refusals = self._refusals
+        return [*layers, Middleware(Records, refusals=refusals, request_id=_serves_id)]
 
     async def _offer(self, model: ModelConfig) -> Offer:
         streams = self._streams[model.name]
@@ -127,6 +135,12 @@ class Ingress:
             if self._departure.late:
                 self._shut_down()
             await asyncio.sleep(LOOK_PERIOD_S)
+
+    async def _tell_metrics(self) -> None:
+        metrics = IngressMetrics()
+        while True:
+            metrics.tell(self._refusals)
+            await asyncio.sleep(PERIOD_S)
 
     def _shut_down(self) -> None:
         """End all that waits or runs: in a moment this process is gone."""
@@ -159,6 +173,11 @@ class Ingress:
 
     async def _report(self, report: ReplicaReport) -> None:
         await self._admission.report.remote(report)
+
+
+def _serves_id() -> str:
+    """What Serve calls the request that is served, and tells its client."""
+    return str(_get_serve_request_context().request_id)
 
 
 def _load(config: AppConfig) -> Tenants:

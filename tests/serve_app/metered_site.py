@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from serve_app.fleet import Fleet
 from serve_app.limits import Limits
 from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
+from serve_app.records import Records
 from serve_app.step_streams import StepStreams
 from serve_app.tenant_states import tenant_state
 from tests.serve_app.admission_in_process import AdmissionInProcess
@@ -59,6 +61,9 @@ class MeteredSite:
     admission: AdmissionInProcess
     client: AdmissionClient
     transport: Transport
+    streams: StepStreams
+    refusals: Counter[tuple[str, str]]
+    """By tenant and reason."""
     calls: httpx.AsyncClient
     """One for all tenants: a client costs more than a call."""
 
@@ -122,6 +127,8 @@ async def metered_site(
         usage=usage,
         scaling=scaling,
     )
+    refusals: Counter[tuple[str, str]] = Counter()
+    app.add_middleware(Records, refusals=refusals)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         # Clients may come back after seconds, and not find a connection that is just being closed.
@@ -138,7 +145,7 @@ async def metered_site(
         url = f"http://127.0.0.1:{port}"
         calls = httpx.AsyncClient(base_url=url, timeout=20)
         try:
-            yield MeteredSite(url, admission, client, transport, calls)
+            yield MeteredSite(url, admission, client, transport, streams, refusals, calls)
         finally:
             await calls.aclose()
             offering.cancel()
