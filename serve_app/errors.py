@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from replica.messages import TOO_COMPLEX
 from router.messages import RefusalKind
 from serve_app import records
-from serve_app.backend import EngineFailure, Refused, Unavailable
+from serve_app.backend import EngineFailure, Refused, Stopped, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -127,19 +127,23 @@ def from_exception(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case Refused():
-            headers = retry_after(error.retry_after_s)
-            status = _REFUSALS[error.kind]
-            return ApiError(status, error.reason, code=error.kind.value, headers=headers)
-        case Unavailable():
-            headers = retry_after(error.retry_after_s)
-            return ApiError(503, error.reason, code="unavailable", headers=headers)
+        case Refused() | Unavailable() | Stopped():
+            return _from_refusal(error)
         case HTTPException():
             return _from_routing(error)
         case EngineFailure():
             return _from_loss(error)
     logger.error("a request failed", exc_info=error)
     return ApiError(500, "The server failed while it processed the request.", code="server_error")
+
+
+def _from_refusal(error: Refused | Unavailable | Stopped) -> ApiError:
+    if isinstance(error, Stopped):
+        return ApiError(403, error.reason, code=error.code)
+    headers = retry_after(error.retry_after_s)
+    if isinstance(error, Unavailable):
+        return ApiError(503, error.reason, code="unavailable", headers=headers)
+    return ApiError(_REFUSALS[error.kind], error.reason, code=error.kind.value, headers=headers)
 
 
 def _from_loss(error: EngineFailure) -> ApiError:
@@ -163,5 +167,5 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         return from_exception(error).response()
 
-    for kind in (ApiError, Refused, Unavailable, HTTPException):
+    for kind in (ApiError, Refused, Stopped, Unavailable, HTTPException):
         app.add_exception_handler(kind, answer)

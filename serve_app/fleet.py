@@ -24,6 +24,7 @@ from serve_app.backend import (
     Enough,
     Generation,
     ServedModel,
+    Stopped,
     Unavailable,
 )
 from serve_app.mailbox import ReplicaLost
@@ -117,6 +118,8 @@ class Fleet:
             outcome = Outcome.SUCCEEDED
             if enough.tokens is not None:
                 self._admission.trim(generation.request_id, enough.tokens)
+            raise
+        except Stopped:
             raise
         except Exception:
             outcome = Outcome.FAILED

@@ -25,7 +25,7 @@ from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant, Tenants
 from serve_app import background, logs, records
 from serve_app.admin import AdminApi
-from serve_app.admission_client import AdmissionClient, Notice
+from serve_app.admission_client import AdmissionClient, Hint, Notice
 from serve_app.api import create_app
 from serve_app.backend import ShuttingDown
 from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
@@ -69,7 +69,7 @@ class Ingress:
         self._client = AdmissionClient(
             self._name,
             sync=self._sync,
-            watch=lambda: self._admission.watch.remote(self._name, self._notice_version),
+            watch=self._watch_admission,
             on_notice=self._take,
             answers=lambda: self._departure.answers,
         )
@@ -111,6 +111,9 @@ class Ingress:
                 tenants=self._admission.tenant_states.remote,
                 usage=self._admission.usage.remote,
                 scaling=self._admission.scaling.remote,
+                requests=self._admission.open_requests.remote,
+                pause=self._admission.pause_tenant.remote,
+                stop=self._admission.stop_request.remote,
             )
             layers.append(admin)
         layers.append(Middleware(TurnAway, departure=self._departure))
@@ -152,6 +155,11 @@ class Ingress:
         reply = await self._admission.sync.remote(msgspec.msgpack.encode(sync))
         return msgspec.msgpack.decode(reply, type=SyncReply)
 
+    async def _watch_admission(self) -> Hint:
+        paused = self._client.orders.paused
+        hint: Hint = await self._admission.watch.remote(self._name, self._notice_version, paused)
+        return hint
+
     def _find_tenant(self, key: str | None) -> Tenant | None:
         return self._tenants.find_by_key(key, self._key_secret)
 
@@ -159,6 +167,9 @@ class Ingress:
         self._notice_version, self._tenants = notice.version, notice.tenants
         if notice.closed:
             self._departure.dismiss()
+        against = self._client.obey(notice.orders)
+        for streams in self._streams.values():
+            streams.stop(against)
         for replica, model in notice.replicas.items():
             if model in self._streams:
                 self._streams[model].connect(replica)

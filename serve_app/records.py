@@ -77,6 +77,8 @@ class RequestRecord:
     def outcome(self) -> str:
         error = self.error
         if error is not None:
+            if self.status == 200 and error.code in ("tenant_paused", "request_stopped"):
+                return "cancelled"
             ours = error.code in ("server_error", "engine_failure")
             return "failed" if ours or self.status == 200 else "refused"
         if not self.complete:

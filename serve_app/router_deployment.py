@@ -31,6 +31,7 @@ from serve_app import background, logs
 from serve_app.admission_client import Hint, Notice
 from serve_app.journal import JournalWriter
 from serve_app.metrics import AdmissionMetrics
+from serve_app.orders import OrderBook
 from serve_app.scaling_log import read_decisions
 from serve_app.scaling_signals import record_workload
 from serve_app.self_check import SelfCheck
@@ -105,6 +106,7 @@ class Admission:
         self._clock_offset = _clock_offset()
         self._offers: dict[str, _Offer] = {}
         """By replica."""
+        self._book = OrderBook()
         self._closed = False
         self._answers: dict[str, _Answers] = {}
         """By ingress."""
@@ -146,14 +148,21 @@ class Admission:
         """
         sync = msgspec.msgpack.decode(data, type=Sync)
         self._answers[sync.ingress] = _Answers(sync.answers, time.monotonic())
+        self._book.show(sync)
         reply = self._router.sync(sync)
         self._tell(answered=sync.ingress)
         return msgspec.msgpack.encode(reply)
 
-    async def watch(self, ingress: str, version: tuple[int, int]) -> Hint:
+    async def watch(
+        self, ingress: str, version: tuple[int, int], paused: frozenset[str] = frozenset()
+    ) -> Hint:
         """Return when an ingress should sync, or has another than the present notice; after
         `WATCH_S` seconds in any case.
+
+        paused: tenants that it was told of; maybe by an earlier Admission.
         """
+        if version[0] not in (0, self._epoch) and self._book.learn(paused):
+            self._publish()
         watcher = self._watchers[ingress] = asyncio.Event()
         if ingress not in self._news and version == self._notice_version:
             with anyio.move_on_after(WATCH_S):
@@ -190,9 +199,39 @@ class Admission:
         return dict(record_workload(pools, *self._router.slo_counts()))
 
     async def tenant_states(self) -> list[dict[str, Any]]:
-        """Each tenant with its limits and what there is of them; no keys."""
-        states = self._router.snapshot().tenants
-        return [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
+        """Each tenant with its limits and what there is of them; no keys. Then those that are gone
+        from the file, as long as something of theirs waits or runs."""
+        states, paused = self._router.snapshot().tenants, self._book.orders.paused
+        known = [tenant_state(tenant, states.get(tenant.id)) for tenant in self._tenants.tenants]
+        configured = {tenant.id for tenant in self._tenants.tenants}
+        gone = [
+            {"id": name, "removed": True, "queued": queued, "running": running}
+            for name, (queued, running) in self._book.counts().items()
+            if name not in configured
+        ]
+        return [state | {"paused": state["id"] in paused} for state in known + gone]
+
+    async def open_requests(self, tenant: str | None) -> list[dict[str, Any]]:
+        """What waits and runs; see `OrderBook.requests`."""
+        return self._book.requests(tenant)
+
+    async def pause_tenant(self, tenant: str, on: bool) -> bool:
+        """Refuse what comes of a tenant and end what it has, or let it ask again. Returns whether
+        there is such a tenant."""
+        known = any(each.id == tenant for each in self._tenants.tenants)
+        if known or tenant in self._book.counts() or tenant in self._book.orders.paused:
+            self._book.pause(tenant, on)
+            self._publish()
+            logger.warning("An administrator %s tenant %r", "paused" if on else "resumed", tenant)
+            return True
+        return False
+
+    async def stop_request(self, name: str) -> int:
+        """End an answer, or one of its sequences. Returns how many sequences that ends."""
+        if found := self._book.stop(name):
+            self._publish()
+            logger.warning("An administrator stopped %s", name)
+        return found
 
     async def scaling(self) -> dict[str, Any]:
         """Why there are as many replicas as there are; see `read_decisions`."""
@@ -273,7 +312,8 @@ class Admission:
 
     def _notice(self) -> Notice:
         replicas = {name: offer.model for name, offer in self._offers.items()}
-        return Notice(self._notice_version, replicas, self._tenants, self._closed)
+        orders = self._book.orders
+        return Notice(self._notice_version, replicas, self._tenants, self._closed, orders)
 
     def _publish(self) -> None:
         self._version += 1
@@ -297,6 +337,7 @@ class Admission:
             self._metrics.observe(self._router.latencies.take())
             self._news &= state.ingresses.keys()
             self._answers = {name: self._answers[name] for name in state.ingresses}
+            self._book.forget(state.ingresses)
             self._forget_silent()
             await self._reload_if_changed()
             self._tell()

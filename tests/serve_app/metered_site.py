@@ -26,6 +26,7 @@ from serve_app.api import create_app
 from serve_app.fleet import Fleet
 from serve_app.limits import Limits
 from serve_app.offers import Offer
+from serve_app.orders import OrderBook
 from serve_app.rate_headers import RateHeaders
 from serve_app.records import Records
 from serve_app.step_streams import StepStreams
@@ -107,26 +108,7 @@ async def metered_site(
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
     app = create_app([offer], configured.find_by_key, Limits())
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
-    store = SqliteStore(":memory:")
-
-    async def states() -> list[dict[str, Any]]:
-        known = admission.router.snapshot().tenants
-        return [tenant_state(tenant, known.get(tenant.id)) for tenant in configured.tenants]
-
-    async def usage(start: float, end: float, tenant: str | None) -> UsageReport:
-        store.book(admission.router.take_journal(), 1_800_000_000.0)
-        return usage_report(store, start, end, tenant, GPU_DOLLARS_PER_HOUR)
-
-    async def scaling() -> dict[str, Any]:
-        return {"now": {}, "changes": []}
-
-    app.add_middleware(
-        AdminApi,
-        is_admin=lambda key: key == ADMIN_KEY,
-        tenants=states,
-        usage=usage,
-        scaling=scaling,
-    )
+    app.add_middleware(AdminApi, **_administration(admission, client, streams))
     refusals: Counter[tuple[str, str]] = Counter()
     app.add_middleware(Records, refusals=refusals)
     with socket.socket() as listener:
@@ -154,6 +136,50 @@ async def metered_site(
             await client.close()
             await streams.close()
             await transport.close()
+
+
+def _administration(
+    admission: AdmissionInProcess, client: AdmissionClient, streams: StepStreams
+) -> dict[str, Any]:
+    """What `AdminApi` asks for. Orders reach the ingress at once."""
+    store, book = SqliteStore(":memory:"), OrderBook()
+    tenants = admission.tenants.tenants
+
+    async def states() -> list[dict[str, Any]]:
+        known = admission.router.snapshot().tenants
+        return [tenant_state(tenant, known.get(tenant.id)) for tenant in tenants]
+
+    async def usage(start: float, end: float, tenant: str | None) -> UsageReport:
+        store.book(admission.router.take_journal(), 1_800_000_000.0)
+        return usage_report(store, start, end, tenant, GPU_DOLLARS_PER_HOUR)
+
+    async def scaling() -> dict[str, Any]:
+        return {"now": {}, "changes": []}
+
+    async def requests(tenant: str | None) -> list[dict[str, Any]]:
+        book.show(admission.syncs[-1])
+        return book.requests(tenant)
+
+    async def pause(tenant: str, on: bool) -> bool:
+        book.pause(tenant, on)
+        streams.stop(client.obey(book.orders))
+        return any(tenant == each.id for each in tenants)
+
+    async def stop(name: str) -> int:
+        book.show(admission.syncs[-1])
+        found = book.stop(name)
+        streams.stop(client.obey(book.orders))
+        return found
+
+    return {
+        "is_admin": lambda key: key == ADMIN_KEY,
+        "tenants": states,
+        "usage": usage,
+        "scaling": scaling,
+        "requests": requests,
+        "pause": pause,
+        "stop": stop,
+    }
 
 
 async def _keep_offering(admission: AdmissionInProcess) -> None:

@@ -86,7 +86,9 @@ async def test_operators_see_what_happens(folder: Path, server: Server, tenants:
             bad = await client.post("/completions", json=body | {"n": -1}, headers=key)
             assert bad.status_code == 400
         assert (await client.post("/completions", json=body)).status_code == 401
-    tenants.write_text(f"tenants: [{{id: acme, keys: ['{digest(KEY)}'], wait: 1}}]")
+    tenants.write_text(  # noqa: ASYNC240
+        f"tenants: [{{id: acme, keys: ['{digest(KEY)}'], wait: 1}}]"
+    )
 
     async def the_file_is_told_of() -> bool:
         found = lines(folder, "logs/serve/fairstream_*Admission*.log")
