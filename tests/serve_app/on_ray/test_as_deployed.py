@@ -1,14 +1,17 @@
-"""What operators find in the logs, under the environment and the options that k8s/ sets."""
+"""A server under the environment and the options that k8s/ sets: its logs, its connections."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -21,6 +24,8 @@ from tests.ports import free_ports
 from tests.serve_app.on_ray.site import KEY, MODEL, until
 
 SECRET = "hunter2-hunter2"
+CLIENT_S = 2
+"""For a client that does nothing."""
 PORTS = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
 MADE = manifests(ROOT / "k8s", "local-cpu")
 SHOWN = re.findall(r"/tmp/ray/session_latest/(logs/serve/fairstream_\S*log)\b",
@@ -28,31 +33,34 @@ SHOWN = re.findall(r"/tmp/ray/session_latest/(logs/serve/fairstream_\S*log)\b",
 """What docs/kuberay.md tells people to look at."""
 
 
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
     """Of the Ray session, under the variables of all pods. Sockets want a short name."""
-    for pods in MADE.ray_pods.values():
-        for name, variable in pods.env.items():
-            if "value" in variable:
-                monkeypatch.setenv(name, variable["value"])
-    for name, port in zip(PORTS, free_ports(2), strict=True):
-        monkeypatch.setenv(name, str(port))
-    folder = tempfile.mkdtemp(prefix="fs-", dir="/tmp")
-    monkeypatch.setenv("RAY_TMPDIR", folder)
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    monkeypatch.setenv("FAIRSTREAM_KEY_SECRET", SECRET)
-    yield Path(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    name = tempfile.mkdtemp(prefix="fs-", dir="/tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        for pods in MADE.ray_pods.values():
+            for variable in pods.env.values():
+                if "value" in variable:
+                    patch.setenv(variable["name"], variable["value"])
+        # What this machine has elsewhere, or shares with others; and no patience.
+        patch.setenv("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", str(CLIENT_S))
+        for variable, port in zip(PORTS, free_ports(2), strict=True):
+            patch.setenv(variable, str(port))
+        patch.setenv("RAY_TMPDIR", name)
+        patch.setenv("RAY_ADDRESS", "local")
+        patch.setenv("FAIRSTREAM_KEY_SECRET", SECRET)
+        yield Path(name)
+    shutil.rmtree(name, ignore_errors=True)
 
 
-@pytest.fixture
-def tenants(tmp_path: Path) -> Path:
-    file = tmp_path / "tenants.yaml"
+@pytest.fixture(scope="module")
+def tenants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("tenants") / "tenants.yaml"
     file.write_text(yaml.safe_dump({"tenants": [{"id": "acme", "keys": [digest(KEY)]}]}))
     return file
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(folder: Path, tenants: Path, model: str) -> Iterator[Server]:
     """As the manifests run it, on another port and with a smaller model."""
     engine = {"model": model, "dtype": "float32", "threads": 1, "kv_tokens": 8192, "max_rows": 4}
@@ -116,6 +124,23 @@ async def test_operators_see_what_happens(folder: Path, server: Server, tenants:
     assert KEY not in text
     assert SECRET not in text
     assert digest(KEY).rpartition(":")[2] not in text
+
+
+async def test_who_does_nothing_is_let_go_and_who_waits_is_not(server: Server) -> None:
+    """Idle connections, and half a request. An answer that takes longer than a client may be silent
+    comes."""
+    port = urlsplit(server.base_url).port
+    idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+    idle[0][1].write(b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n")
+    body = {"model": MODEL, "prompt": "on:", "max_tokens": 7000, "ignore_eos": True}
+    key = {"Authorization": f"Bearer {KEY}"}
+    began = time.monotonic()
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=120) as client:
+        asking = asyncio.create_task(client.post("/completions", json=body, headers=key))
+        await asyncio.wait_for(asyncio.gather(*(reader.read() for reader, _ in idle)), 10)
+        answer = await asking
+    assert answer.status_code == 200
+    assert time.monotonic() - began > CLIENT_S + 1
 
 
 @pytest.mark.parametrize("shown", SHOWN)
