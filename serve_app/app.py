@@ -33,11 +33,7 @@ COMMON: dict[str, Any] = {
     "ray_actor_options": {"num_cpus": 0},
     # How often Serve looks whether a process that it removes is done.
     "graceful_shutdown_wait_loop_s": 0.5,
-}
-
-INTERNAL: dict[str, Any] = {
-    **COMMON,
-    # Its callers are our own and call several times a second.
+    # Ingresses record each request themselves; the others are called several times a second.
     "logging_config": {"enable_access_log": False},
 }
 
@@ -88,7 +84,7 @@ def build(config: AppConfig) -> Application:
         Admission,
         user_config=config.tenants_source.model_dump(mode="json"),
         **_one_admission(config),
-        **INTERNAL,
+        **COMMON,
         **grace,
     ).bind(config.fairness, config.price_list, config.usage, config.gpu_dollars_per_hour)
     replicas = {
@@ -97,7 +93,7 @@ def build(config: AppConfig) -> Application:
             name=deployment,
             request_router_config=RequestRouterConfig(request_router_class=Placement),
             **_number(model),
-            **(INTERNAL | ON_GPU if model.engine.device == "cuda" else INTERNAL),
+            **(COMMON | ON_GPU if model.engine.device == "cuda" else COMMON),
             **grace,
         ).bind(model.name, model.engine, model.lookahead_credits, admission, config.grace_s)
         for deployment, model in config.replica_deployments.items()

@@ -98,6 +98,14 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
 
+class Stopped(Exception):
+    """An administrator wants the sequence to end (403). Both texts are shown to the client."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(reason)
+        self.reason, self.code = reason, code
+
+
 class EngineFailure(Exception):
     """The sequence was lost after it had been accepted. The text is for logs, not clients."""
 
@@ -134,8 +142,8 @@ class Backend(Protocol):
         - `Enough` thrown in: aborted, and counted as succeeded, with as many tokens as it says.
           `Enough` comes out again;
         - closed or cancelled before the finish reason: aborted, counted as cancelled;
-        - raises Unavailable or Refused before the first delta, EngineFailure or ShuttingDown at
-          any time.
+        - raises Unavailable or Refused before the first delta, EngineFailure, ShuttingDown or
+          Stopped at any time; the last is counted as cancelled.
 
         Whatever has to be settled is settled when it has ended or `aclose` has returned.
         """

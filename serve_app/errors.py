@@ -17,7 +17,8 @@ from starlette.exceptions import HTTPException
 
 from replica.messages import TOO_COMPLEX
 from router.messages import RefusalKind
-from serve_app.backend import EngineFailure, Refused, Unavailable
+from serve_app import records
+from serve_app.backend import EngineFailure, Refused, Stopped, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
+        """The answer to the request that is served, which its record notes."""
+        records.current().error = self
         return Response(self.body(), self.status, self.headers, "application/json")
 
 
@@ -125,19 +128,25 @@ def from_exception(error: Exception) -> ApiError:
     match error:
         case ApiError():
             return error
-        case Refused():
-            status = _REFUSALS[error.kind]
-            headers = retry_after(error.retry_after_s) if status != 400 else {}
-            return ApiError(status, error.reason, code=error.kind.value, headers=headers)
-        case Unavailable():
-            headers = retry_after(error.retry_after_s)
-            return ApiError(503, error.reason, code="unavailable", headers=headers)
+        case Refused() | Unavailable() | Stopped():
+            return _from_refusal(error)
         case HTTPException():
             return _from_routing(error)
         case EngineFailure():
             return _from_loss(error)
     logger.error("a request failed", exc_info=error)
     return ApiError(500, "The server failed while it processed the request.", code="server_error")
+
+
+def _from_refusal(error: Refused | Unavailable | Stopped) -> ApiError:
+    if isinstance(error, Stopped):
+        return ApiError(403, error.reason, code=error.code)
+    headers = retry_after(error.retry_after_s)
+    if isinstance(error, Unavailable):
+        return ApiError(503, error.reason, code="unavailable", headers=headers)
+    status = _REFUSALS[error.kind]
+    headers = {} if status == 400 else headers
+    return ApiError(status, error.reason, code=error.kind.value, headers=headers)
 
 
 def _from_loss(error: EngineFailure) -> ApiError:
@@ -161,5 +170,5 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> Response:
         return from_exception(error).response()
 
-    for kind in (ApiError, Refused, Unavailable, HTTPException):
+    for kind in (ApiError, Refused, Stopped, Unavailable, HTTPException):
         app.add_exception_handler(kind, answer)

@@ -15,7 +15,8 @@ import anyio
 from msgspec import structs
 
 from replica.messages import FinishReason, Output, Sampling, Submit
-from router.messages import Outcome, RequestInfo
+from router.messages import Grant, Outcome, RequestInfo
+from serve_app import records
 from serve_app.admission_client import AdmissionClient
 from serve_app.backend import (
     Delta,
@@ -23,10 +24,12 @@ from serve_app.backend import (
     Enough,
     Generation,
     ServedModel,
+    Stopped,
     Unavailable,
 )
 from serve_app.mailbox import ReplicaLost
 from serve_app.prefix_hashes import prefix_hashes
+from serve_app.records import SequenceRecord
 from serve_app.step_streams import StepStreams
 
 MAX_LOST_REPLICAS = 2
@@ -116,6 +119,8 @@ class Fleet:
             if enough.tokens is not None:
                 self._admission.trim(generation.request_id, enough.tokens)
             raise
+        except Stopped:
+            raise
         except Exception:
             outcome = Outcome.FAILED
             raise
@@ -136,11 +141,13 @@ class Fleet:
             priority=generation.priority,
             group=generation.group,
         )
+        record = records.current().add_sequence(request.prompt_tokens)
         output_ids: list[int] = []
         losses = 0
         while True:
             try:
-                async with aclosing(self._attempt(generation, request, output_ids)) as deltas:
+                attempt = self._attempt(generation, request, output_ids, record)
+                async with aclosing(attempt) as deltas:
                     async for delta in deltas:
                         yield delta
                 return
@@ -151,10 +158,14 @@ class Fleet:
             request = replace(request, attempt=request.attempt + 1)
 
     async def _attempt(
-        self, generation: Generation, request: RequestInfo, output_ids: list[int]
+        self,
+        generation: Generation,
+        request: RequestInfo,
+        output_ids: list[int],
+        record: SequenceRecord,
     ) -> AsyncGenerator[Delta, None]:
         """Goes on behind `output_ids`, and appends to them."""
-        grant = await self._admission.acquire(request)
+        grant = await self._granted(request, record)
         submit = Submit(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -170,13 +181,23 @@ class Fleet:
                 output_ids += output.token_ids
                 told = bool(submit.prior_output_ids)  # by the attempt that made them
                 cached = 0 if told else min(output.cached_tokens, len(generation.prompt_ids))
-                produced = len(output_ids)
+                record.cached_tokens = max(record.cached_tokens, cached)
+                record.output_tokens = produced = len(output_ids)
                 self._admission.progress(request.request_id, produced, cached, output.gpu_s)
                 is_lost = output.finish_reason in ("abort", "error")
                 if output.token_ids or not is_lost:  # the text may have ended before
                     yield _delta(output, cached, None if is_lost else output.finish_reason)
                 if is_lost:
                     raise EngineFailure(output.error or "the engine aborted the sequence")
+
+    async def _granted(self, request: RequestInfo, record: SequenceRecord) -> Grant:
+        asked_at = time.monotonic()
+        try:
+            grant = await self._admission.acquire(request)
+        finally:
+            record.queued_s += time.monotonic() - asked_at
+        record.replicas.append(grant.replica)
+        return grant
 
 
 def _paid_for(sampling: Sampling, max_tokens: int) -> Sampling:

@@ -10,29 +10,33 @@ import asyncio
 import gc
 import logging
 import pickle
+from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
 
 import msgspec
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.context import _get_serve_request_context
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
 from replica.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant, Tenants
-from serve_app import background
+from serve_app import background, logs, records
 from serve_app.admin import AdminApi
-from serve_app.admission_client import AdmissionClient, Notice
+from serve_app.admission_client import AdmissionClient, Hint, Notice
 from serve_app.api import create_app
 from serve_app.backend import ShuttingDown
 from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
 from serve_app.disconnects import Disconnects
 from serve_app.fleet import Fleet
 from serve_app.membership import Membership
+from serve_app.metrics import PERIOD_S, IngressMetrics
 from serve_app.offers import Offer
 from serve_app.rate_headers import RateHeaders
+from serve_app.records import Records
 from serve_app.replica_link import Key
 from serve_app.self_check import SelfCheck
 from serve_app.settings import AppConfig, ModelConfig, key_secret
@@ -52,6 +56,7 @@ class Ingress:
         replicas: dict[str, DeploymentHandle],
     ) -> None:
         """replicas: by name of the model that they serve."""
+        logs.start(records.context)
         self._config = config
         context = serve.get_replica_context()
         self._name = context.replica_tag
@@ -68,7 +73,7 @@ class Ingress:
         self._client = AdmissionClient(
             self._name,
             sync=self._sync,
-            watch=lambda: self._admission.watch.remote(self._name, self._notice_version),
+            watch=self._watch_admission,
             on_notice=self._take,
             answers=lambda: self._departure.answers,
         )
@@ -78,7 +83,9 @@ class Ingress:
             )
             for model, handle in replicas.items()
         }
+        self._refusals: Counter[tuple[str, str]] = Counter()
         self._watch = background.start(self._watch_departure(), "departure")
+        self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
         SelfCheck(self._check).start()
 
@@ -115,9 +122,14 @@ class Ingress:
                 tenants=self._admission.tenant_states.remote,
                 usage=self._admission.usage.remote,
                 scaling=self._admission.scaling.remote,
+                requests=self._admission.open_requests.remote,
+                pause=self._admission.pause_tenant.remote,
+                stop=self._admission.stop_request.remote,
             )
             layers.append(admin)
-        return [*layers, Middleware(TurnAway, departure=self._departure)]
+        layers.append(Middleware(TurnAway, departure=self._departure))
+        refusals = self._refusals
+        return [*layers, Middleware(Records, refusals=refusals, request_id=_serves_id)]
 
     async def _offer(self, model: ModelConfig) -> Offer:
         streams = self._streams[model.name]
@@ -138,6 +150,12 @@ class Ingress:
                 self._shut_down()
             await asyncio.sleep(LOOK_PERIOD_S)
 
+    async def _tell_metrics(self) -> None:
+        metrics = IngressMetrics()
+        while True:
+            metrics.tell(self._refusals)
+            await asyncio.sleep(PERIOD_S)
+
     def _shut_down(self) -> None:
         """End all that waits or runs: in a moment this process is gone."""
         self._client.fail(ShuttingDown())
@@ -147,6 +165,11 @@ class Ingress:
     async def _sync(self, sync: Sync) -> SyncReply:
         reply = await self._admission.sync.remote(msgspec.msgpack.encode(sync))
         return msgspec.msgpack.decode(reply, type=SyncReply)
+
+    async def _watch_admission(self) -> Hint:
+        paused = self._client.orders.paused
+        hint: Hint = await self._admission.watch.remote(self._name, self._notice_version, paused)
+        return hint
 
     def _find_tenant(self, key: str | None) -> Tenant | None:
         return self._tenants.find_by_key(key, self._key_secret)
@@ -158,6 +181,9 @@ class Ingress:
             self._unpacking = background.start(self._unpack(notice.tenants), "tenants")
         if notice.closed:
             self._departure.dismiss()
+        against = self._client.obey(notice.orders)
+        for streams in self._streams.values():
+            streams.stop(against)
         for replica, model in notice.replicas.items():
             if model in self._streams:
                 self._streams[model].connect(replica)
@@ -177,6 +203,11 @@ class Ingress:
 
     async def _report(self, report: ReplicaReport) -> None:
         await self._admission.report.remote(report)
+
+
+def _serves_id() -> str:
+    """What Serve calls the request that is served, and tells its client."""
+    return str(_get_serve_request_context().request_id)
 
 
 def _load(config: AppConfig) -> Tenants:

@@ -7,7 +7,7 @@ Ray exports them as `ray_fairstream_...`, counters with `_total` behind, and add
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ray.serve import metrics
 
@@ -142,6 +142,20 @@ class AdmissionMetrics:
         self._tokens.tell(usage.cached_tokens, tenant=tenant, kind="cached")
         self._tokens.tell(usage.output_tokens, tenant=tenant, kind="output")
         self._dollars.tell(usage.micro_dollars / 1e6, tenant=tenant)
+
+
+class IngressMetrics:
+    """Of one HTTP front end."""
+
+    def __init__(self) -> None:
+        self._refusals = RunningSum(
+            "fairstream_refusals", "Answers that were errors, by their code", "tenant", "reason"
+        )
+
+    def tell(self, refusals: Mapping[tuple[str, str], int]) -> None:
+        """By tenant and reason, since the start. Who has no valid key is told as "-"."""
+        for (tenant, reason), count in refusals.items():
+            self._refusals.tell(count, tenant=tenant or "-", reason=reason)
 
 
 class ReplicaMetrics:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerFast
 
 from router.tenant import Tenant
+from serve_app import records
 from serve_app.backend import Backend, ServedModel
 from serve_app.chat import PromptEncoder
 from serve_app.detokenizer import detokenizers
@@ -86,4 +87,5 @@ class Offers:
         offer = self._by_name.get(name) if name is not None else None
         if offer is None or not tenant.may_use(offer.name):
             raise ApiError(404, "There is no such model.", param="model", code="model_not_found")
+        records.current().model = offer.name
         return offer

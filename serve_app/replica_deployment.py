@@ -17,7 +17,7 @@ from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Stats
 from router.messages import GpuTime, ReplicaReport, ReportReply
-from serve_app import background
+from serve_app import background, logs
 from serve_app.calls import answered
 from serve_app.departure import LOOK_PERIOD_S, Departure
 from serve_app.engine_host import EngineHost
@@ -48,11 +48,12 @@ class Replica:
         model: what clients call it.
         grace_s: how long after it was told to stop Serve lets this process live.
         """
+        logs.start()
         context = serve.get_replica_context()
         self._name, self._model = context.replica_tag, model
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
         self._admission = admission.options(_by_reference=False)
-        self._host = EngineHost(await EngineClient.start(engine))
+        self._host = EngineHost(await EngineClient.start(engine, logs.log_file("engine")))
         self._metrics = ReplicaMetrics()
         self._load = LoadMeter(self._host.ready)
         self._departure = Departure(self._name, grace_s)

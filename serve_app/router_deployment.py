@@ -28,12 +28,13 @@ from router.pricing import PriceList, Prices
 from router.router import Router
 from router.snapshot import Snapshot
 from router.tenant import Tenants
-from serve_app import background
+from serve_app import background, logs
 from serve_app.admission_client import Hint, Notice
 from serve_app.checkpoints import Checkpoints
 from serve_app.journal import JournalWriter
 from serve_app.membership import require_alone
 from serve_app.metrics import AdmissionMetrics
+from serve_app.orders import OrderBook
 from serve_app.scaling_log import read_decisions
 from serve_app.scaling_signals import record_workload
 from serve_app.self_check import SelfCheck
@@ -86,6 +87,7 @@ class Admission:
         nothing survives this process; see `open_store`. Raises ValueError where Serve would run
         several of these.
         """
+        logs.start()
         require_alone()
         gc.set_threshold(100_000, 50, 100)  # Most of what lives here lives long.
         self._epoch = time.time_ns() // 1_000_000
@@ -115,6 +117,7 @@ class Admission:
         """The tenant whose spending is learnt next, by its place."""
         self._offers: dict[str, _Offer] = {}
         """By replica."""
+        self._book = OrderBook()
         self._closed = False
         self._answers: dict[str, _Answers] = {}
         """By ingress."""
@@ -157,14 +160,21 @@ class Admission:
         """
         sync = msgspec.msgpack.decode(data, type=Sync)
         self._answers[sync.ingress] = _Answers(sync.answers, time.monotonic())
+        self._book.show(sync)
         reply = self._router.sync(sync)
         self._tell(answered=sync.ingress)
         return msgspec.msgpack.encode(reply)
 
-    async def watch(self, ingress: str, version: tuple[int, int]) -> Hint:
+    async def watch(
+        self, ingress: str, version: tuple[int, int], paused: frozenset[str] = frozenset()
+    ) -> Hint:
         """Return when an ingress should sync, or has another than the present notice; after
         `WATCH_S` seconds in any case.
+
+        paused: tenants that it was told of; maybe by an earlier Admission.
         """
+        if version[0] not in (0, self._epoch) and self._book.learn(paused):
+            self._publish()
         watcher = self._watchers[ingress] = asyncio.Event()
         if ingress not in self._news and version == self._notice_version:
             with anyio.move_on_after(WATCH_S):
@@ -201,7 +211,8 @@ class Admission:
         return dict(record_workload(pools, *self._router.slo_counts()))
 
     async def tenant_states(self) -> list[dict[str, Any]]:
-        """Each tenant with its limits and what there is of them; no keys."""
+        """Each tenant with its limits and what there is of them; no keys. Then those that are gone
+        from the file, as long as something of theirs waits or runs."""
         told: list[dict[str, Any]] = []
         tenants = self._tenants.tenants
         for begin in range(0, len(tenants), PART):
@@ -209,7 +220,36 @@ class Admission:
             states = self._router.snapshot([tenant.id for tenant in part]).tenants
             told += [tenant_state(tenant, states[tenant.id]) for tenant in part]
             await asyncio.sleep(0)
-        return told
+        paused = self._book.orders.paused
+        configured = {tenant.id for tenant in self._tenants.tenants}
+        gone = [
+            {"id": name, "removed": True, "queued": queued, "running": running}
+            for name, (queued, running) in self._book.counts().items()
+            if name not in configured
+        ]
+        return [state | {"paused": state["id"] in paused} for state in told + gone]
+
+    async def open_requests(self, tenant: str | None) -> list[dict[str, Any]]:
+        """What waits and runs; see `OrderBook.requests`."""
+        return self._book.requests(tenant)
+
+    async def pause_tenant(self, tenant: str, on: bool) -> bool:
+        """Refuse what comes of a tenant and end what it has, or let it ask again. Returns whether
+        there is such a tenant."""
+        known = any(each.id == tenant for each in self._tenants.tenants)
+        if known or tenant in self._book.counts() or tenant in self._book.orders.paused:
+            self._book.pause(tenant, on)
+            self._publish()
+            logger.warning("An administrator %s tenant %r", "paused" if on else "resumed", tenant)
+            return True
+        return False
+
+    async def stop_request(self, name: str) -> int:
+        """End an answer, or one of its sequences. Returns how many sequences that ends."""
+        if found := self._book.stop(name):
+            self._publish()
+            logger.warning("An administrator stopped %s", name)
+        return found
 
     async def scaling(self) -> dict[str, Any]:
         """Why there are as many replicas as there are; see `read_decisions`."""
@@ -300,7 +340,8 @@ class Admission:
 
     def _notice(self) -> Notice:
         replicas = {name: offer.model for name, offer in self._offers.items()}
-        return Notice(self._notice_version, replicas, self._packed, self._closed)
+        orders = self._book.orders
+        return Notice(self._notice_version, replicas, self._packed, self._closed, orders)
 
     def _publish(self) -> None:
         self._version += 1
@@ -327,6 +368,7 @@ class Admission:
             self._news &= state.ingresses.keys()
             for name in self._answers.keys() - state.ingresses.keys():
                 del self._answers[name]
+            self._book.forget(state.ingresses)
             self._forget_silent()
             self._tell()
 

@@ -23,6 +23,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
+from replica.logs import log_to_terminal
 from serve_app import request_ids
 from serve_app.check_warnings import about_address
 from serve_app.settings import BUILDER, AppConfig
@@ -137,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m serve_app.run", description=__doc__)
     parser.add_argument("config", type=Path)
     path = parser.parse_args().config
+    log_to_terminal()
     try:
         run(path)
     except (OSError, ValueError, yaml.YAMLError, RuntimeError) as error:

@@ -37,6 +37,12 @@ def redis_password() -> str | None:
     return os.environ.get("FAIRSTREAM_REDIS_PASSWORD") or None
 
 
+def secrets() -> list[str]:
+    """What no log may show."""
+    names = ("FAIRSTREAM_KEY_SECRET", "FAIRSTREAM_REDIS_PASSWORD", "HF_TOKEN", "RAY_AUTH_TOKEN")
+    return [found for name in names if (found := os.environ.get(name))]
+
+
 Stamp: TypeAlias = tuple[int, ...]
 
 

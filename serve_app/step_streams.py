@@ -7,7 +7,7 @@ The module knows neither HTTP nor the router.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 
 from replica.messages import Output, Ready, Submit
 from serve_app.replica_link import Aborts, ReplicaCalls, ReplicaLink
@@ -73,6 +73,13 @@ class StepStreams:
         for link in self._links.values():
             for mailbox in link.sequences.values():
                 mailbox.fail(error)
+
+    def stop(self, errors: Mapping[str, Exception]) -> None:
+        """Raise these in what runs, by request id; the sequences are aborted."""
+        for link in self._links.values():
+            for mailbox in link.sequences.values():
+                if (error := errors.get(mailbox.submit.request_id)) is not None:
+                    mailbox.fail(error)
 
     async def close(self) -> None:
         """Close every link."""

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from serve_app import records
 from serve_app.deadline import within
 from serve_app.errors import from_exception
 from serve_app.replies import error_event
@@ -70,7 +71,8 @@ class EventStream(Response):
         except Exception as error:
             if not self._begun:
                 raise
-            await self._send(send, error_event(from_exception(error).body()))
+            told = records.current().error = from_exception(error)
+            await self._send(send, error_event(told.body()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:

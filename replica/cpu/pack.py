@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 
 import torch
 
@@ -12,6 +12,8 @@ from replica.cpu.native import NativeOps
 from replica.layer_ops import TorchOps
 from replica.linear import Linear
 from replica.model import Decoder
+
+logger = logging.getLogger(__name__)
 
 
 def pack(decoder: Decoder, ops: TorchOps) -> None:
@@ -31,5 +33,5 @@ def choose(dtype: torch.dtype, cache_dir: str) -> TorchOps:
     try:
         return NativeOps(load(cache_dir), dtype)
     except NoLibrary as reason:
-        print(f"Slower products, of torch: {reason}", file=sys.stderr)
+        logger.warning("Slower products, of torch: %s", reason)
     return onednn.OneDnnOps() if onednn.is_available(dtype) else TorchOps()

@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Histogram, Metric
 
-from serve_app.metrics import AdmissionMetrics, ReplicaMetrics, RunningSum
+from serve_app.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics, RunningSum
 from serve_app.scaling_log import DecisionLog
 from tests.k8s.manifests import Manifests
 
@@ -134,10 +134,11 @@ def _is_balanced(expr: str) -> bool:
 def exported() -> dict[str, set[str]]:
     """Metrics that Prometheus sees, and their own labels."""
     decisions = vars(DecisionLog())
-    parts = [*vars(AdmissionMetrics()).values(), *vars(ReplicaMetrics()).values()]
+    ours = (AdmissionMetrics(), IngressMetrics(), ReplicaMetrics())
+    parts = [part for each in ours for part in vars(each).values()]
     parts += [*decisions["_gauges"].values(), *decisions.values()]
-    ours = [one._counter if isinstance(one, RunningSum) else one for one in parts]
-    named = {_exported_as(one): one for one in ours if isinstance(one, Metric)}
+    parts = [one._counter if isinstance(one, RunningSum) else one for one in parts]
+    named = {_exported_as(one): one for one in parts if isinstance(one, Metric)}
     found = {
         name: set(one.info["tag_keys"]) | ({"le"} if isinstance(one, Histogram) else set())
         for name, one in named.items()

@@ -40,6 +40,7 @@ def reference_problems(made: Manifests) -> Iterator[str]:
     yield from _secret_problems(made.resources)
     yield from _selector_problems(made)
     yield from _route_problems(made)
+    yield from _drain_problems(made)
     yield from _version_problems(made)
     if unknown := made.names("RayService") - {"fairstream"}:
         yield f"docs/kuberay.md does not speak of {unknown}"
@@ -214,9 +215,22 @@ def _values(value: Any, key: str) -> Iterator[Any]:
         yield from _values(list(value.values()), key)
 
 
+def _drain_problems(made: Manifests) -> Iterator[str]:
+    """A budget of as many pods as there are evicts none, and a drain waits for ever."""
+    for one in made.of("PodDisruptionBudget"):
+        spec = one["spec"]
+        for pods in made.selected(spec["selector"]["matchLabels"]):
+            there = pods.ray.get("minReplicas", 1) if pods.ray else 1
+            if spec["minAvailable"] >= there:
+                yield f"{one['metadata']['name']} lets no pod of {pods.name} go"
+
+
 def _route_problems(made: Manifests) -> Iterator[str]:
     service, port = f"{made.service['metadata']['name']}-serve-svc", 8000
     for route in made.of("HTTPRoute"):
+        for path in _values(route["spec"]["rules"], "path"):
+            if path["type"] == "PathPrefix" and not path["value"].startswith("/v1"):
+                yield f"HTTPRoute: {path['value']} and all below it is public"
         for backend in _values(route["spec"]["rules"], "backendRefs"):
             if backend != [{"name": service, "port": port}]:
                 yield f"HTTPRoute: KubeRay's service is {service}:{port}, not {backend}"

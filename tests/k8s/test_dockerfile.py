@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
+from importlib.metadata import requires, version
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from tests.k8s.manifests import PROJECT, ROOT
 
@@ -49,6 +51,44 @@ def test_its_ray_is_the_one_that_these_tests_run_on_and_that_the_project_allows(
     assert pinned == version("ray")
     (ours,) = re.findall(r'"ray\[serve\](.+)"', PROJECT)
     assert pinned in SpecifierSet(ours)
+
+
+def needed(name: str, extras: frozenset[str], found: set[str]) -> set[str]:
+    """Packages that come along with one, itself included, as they are installed here."""
+    key = canonicalize_name(name)
+    if key in found and not extras:
+        return found
+    found.add(key)
+    for line in requires(name) or ():
+        one = Requirement(line)
+        wanted = [{"extra": extra} for extra in (*extras, "")]
+        if one.marker is None or any(map(one.marker.evaluate, wanted)):
+            needed(one.name, frozenset(one.extras), found)
+    return found
+
+
+def test_everything_that_it_installs_is_pinned() -> None:
+    """To a version that the project allows."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    listed = [re.search(rf"^{name} = \[(.+?)\]$", PROJECT, re.MULTILINE | re.DOTALL)
+              for name in ("dependencies", "local", "redis")]  # fmt: skip
+    ours = [one for found in listed for one in re.findall('"(.+?)"', found[1])]
+    found: set[str] = set()
+    for one in map(Requirement, ours):
+        needed(one.name, frozenset(one.extras), found)
+        assert pins[one.name] in one.specifier
+    assert not found - pins.keys()
+    installs = [line for line in LINES if "pip install" in line and "MODEL_PACKAGES" not in line]
+    assert all("constraints.txt" in line or "PIP_CONSTRAINT" in line for line in installs)
+    assert all(re.search(r":.*\d+\.\d+\.\d+", base) for base in bases())
+
+
+def bases() -> list[str]:
+    """Images that it begins with, arguments put in."""
+    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", "\n".join(LINES), re.MULTILINE))
+    found = [line.split()[1] for line in LINES if line.startswith("FROM python:")]
+    return [re.sub(r"\$\{(\w+)\}", lambda match: arguments[match[1]], one) for one in found]
 
 
 def test_stages_and_arguments_are_declared_before_they_are_used() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from serve_app.settings import deployment_of
 from tests.k8s.kustomize import Resource, render
 from tests.k8s.manifests import OVERLAYS, ROOT, Manifests, manifests
 from tests.k8s.monitoring import monitoring_problems
@@ -84,3 +86,33 @@ def test_the_renderer_of_these_tests_renders_what_kustomize_does(overlay: str) -
 
 def _sorted(resources: object) -> list[Resource]:
     return sorted(resources, key=lambda one: (one["kind"], one["metadata"]["name"]))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("model", [None, "smollm2-135m", "Qwen/Qwen2.5-7B:a b"])
+def test_restarts_of_any_model_raise_the_alert(model: str | None) -> None:
+    """Where there are several, each has a deployment of its own."""
+    rules = (K8S / "monitoring/rules.yaml").read_text()
+    [pattern] = re.findall(r'replica_starts_total{deployment=~"(.+?)"}', rules)
+    assert re.fullmatch(pattern, "Replica" if model is None else deployment_of(model))
+    assert not re.fullmatch(pattern, "Ingress")
+
+
+def test_pods_find_names_by_the_dns_of_their_node_too(made: Manifests) -> None:
+    [policy] = [one for one in made.of("NetworkPolicy") if "ray" in one["metadata"]["name"]]
+    [dns] = [
+        rule
+        for rule in policy["spec"]["egress"]
+        if 53 in [p["port"] for p in rule.get("ports", [])]
+    ]
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in dns["to"]
+    assert {port["protocol"] for port in dns["ports"]} == {"UDP", "TCP"}
+
+
+def test_administration_is_not_public(made: Manifests) -> None:
+    paths = [
+        match["path"]["value"]
+        for route in made.of("HTTPRoute")
+        for rule in route["spec"]["rules"]
+        for match in rule["matches"]
+    ]
+    assert not [path for path in paths if "/admin".startswith(path) or path.startswith("/admin")]

@@ -72,7 +72,10 @@ VALUES = {
         ('cpu: "2"', 'cpu: "1"'),
         ("excludeHeadPodFromServeSvc: true", "excludeHeadPodFromServeSvc: false"),
     ],
-    "base/disruption.yaml": [("ray.io/group: front", "ray.io/group: fronts")],
+    "overlays/production/disruption.yaml": [
+        ("ray.io/group: front", "ray.io/group: fronts"),
+        ("minAvailable: 1", "minAvailable: 2"),
+    ],
     "base/network-policy.yaml": [
         ("port: as-metrics", "port: as-metric"),
         ("component: ray", "component: rays"),
@@ -81,6 +84,7 @@ VALUES = {
     "base/volumes.yaml": [("name: fairstream-usage", "name: fairstream-use")],
     "base/kustomization.yaml": [("- volumes.yaml\n", "")],
     "gateway/http-route.yaml": [
+        ("type: Exact\n            value: /tokenize", "type: PathPrefix\n            value: /"),
         ("fairstream-serve-svc", "fairstream-svc"),
         ("port: 8000", "port: 800"),
     ],

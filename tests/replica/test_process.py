@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 
 from replica.client import EngineClient, EngineFailed
 from replica.config import EngineConfig
+from replica.logs import LogFile
 from replica.messages import Abort, Output, StepReport, Stop
 from tests.models import save_tiny
 from tests.oracle import Oracle
@@ -126,6 +128,25 @@ async def test_what_cannot_work_is_refused_with_a_sentence(folder, options, sent
     with pytest.raises(EngineFailed, match=sentence) as refused:
         await EngineClient.start(config(folder, **options))
     assert "\n" not in str(refused.value)
+
+
+async def test_it_writes_a_log_of_its_own(folder, tmp_path):
+    """What it warns of, and why it ended."""
+    log = LogFile(str(tmp_path / "engine.log"), {"replica": "a"})
+    client = await EngineClient.start(config(folder, kv_tokens=256), log)
+    client._socket.send(b"no command")
+    client.send(Stop())
+    await asyncio.wait({client._exit}, timeout=10)
+    await client.close()
+    with pytest.raises(EngineFailed):
+        await EngineClient.start(config("/nowhere/model.gguf"), log)
+    lines = [json.loads(line) for line in (tmp_path / "engine.log").read_text().splitlines()]
+    assert all(line["replica"] == "a" and line["time"] for line in lines)
+    told = [(line["level"], line["message"]) for line in lines]
+    assert any(level == "WARNING" and "limited to 256 tokens" in text for level, text in told)
+    assert ("WARNING", "A command of 10 bytes cannot be read") in told
+    assert lines[-1]["level"] == "CRITICAL"
+    assert "no file" in lines[-1]["traceback"]
 
 
 async def test_a_start_that_fails_leaves_no_failure_unseen(folder, monkeypatch):

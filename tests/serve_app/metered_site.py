@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,7 +26,9 @@ from serve_app.api import create_app
 from serve_app.fleet import Fleet
 from serve_app.limits import Limits
 from serve_app.offers import Offer
+from serve_app.orders import OrderBook
 from serve_app.rate_headers import RateHeaders
+from serve_app.records import Records
 from serve_app.step_streams import StepStreams
 from serve_app.tenant_states import tenant_state
 from tests.serve_app.admission_in_process import AdmissionInProcess
@@ -60,6 +63,9 @@ class MeteredSite:
     admission: AdmissionInProcess
     client: AdmissionClient
     transport: Transport
+    streams: StepStreams
+    refusals: Counter[tuple[str, str]]
+    """By tenant and reason."""
     calls: httpx.AsyncClient
     """One for all tenants: a client costs more than a call."""
 
@@ -104,26 +110,9 @@ async def metered_site(
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
     app = create_app([offer], configured.find_by_key, limits, refused=client.door.refused)
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
-    store = SqliteStore(":memory:")
-
-    async def states() -> list[dict[str, Any]]:
-        known = admission.router.snapshot().tenants
-        return [tenant_state(tenant, known.get(tenant.id)) for tenant in configured.tenants]
-
-    async def usage(start: float, end: float, tenant: str | None) -> UsageReport:
-        store.book(admission.router.take_journal(), 1_800_000_000.0)
-        return usage_report(store, start, end, tenant, GPU_DOLLARS_PER_HOUR)
-
-    async def scaling() -> dict[str, Any]:
-        return {"now": {}, "changes": []}
-
-    app.add_middleware(
-        AdminApi,
-        is_admin=lambda key: key == ADMIN_KEY,
-        tenants=states,
-        usage=usage,
-        scaling=scaling,
-    )
+    app.add_middleware(AdminApi, **_administration(admission, client, streams))
+    refusals: Counter[tuple[str, str]] = Counter()
+    app.add_middleware(Records, refusals=refusals)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         # Clients may come back after seconds, and not find a connection that is just being closed.
@@ -140,7 +129,7 @@ async def metered_site(
         url = f"http://127.0.0.1:{port}"
         calls = httpx.AsyncClient(base_url=url, timeout=20)
         try:
-            yield MeteredSite(url, admission, client, transport, calls)
+            yield MeteredSite(url, admission, client, transport, streams, refusals, calls)
         finally:
             await calls.aclose()
             offering.cancel()
@@ -149,6 +138,50 @@ async def metered_site(
             await client.close()
             await streams.close()
             await transport.close()
+
+
+def _administration(
+    admission: AdmissionInProcess, client: AdmissionClient, streams: StepStreams
+) -> dict[str, Any]:
+    """What `AdminApi` asks for. Orders reach the ingress at once."""
+    store, book = SqliteStore(":memory:"), OrderBook()
+    tenants = admission.tenants.tenants
+
+    async def states() -> list[dict[str, Any]]:
+        known = admission.router.snapshot().tenants
+        return [tenant_state(tenant, known.get(tenant.id)) for tenant in tenants]
+
+    async def usage(start: float, end: float, tenant: str | None) -> UsageReport:
+        store.book(admission.router.take_journal(), 1_800_000_000.0)
+        return usage_report(store, start, end, tenant, GPU_DOLLARS_PER_HOUR)
+
+    async def scaling() -> dict[str, Any]:
+        return {"now": {}, "changes": []}
+
+    async def requests(tenant: str | None) -> list[dict[str, Any]]:
+        book.show(admission.syncs[-1])
+        return book.requests(tenant)
+
+    async def pause(tenant: str, on: bool) -> bool:
+        book.pause(tenant, on)
+        streams.stop(client.obey(book.orders))
+        return any(tenant == each.id for each in tenants)
+
+    async def stop(name: str) -> int:
+        book.show(admission.syncs[-1])
+        found = book.stop(name)
+        streams.stop(client.obey(book.orders))
+        return found
+
+    return {
+        "is_admin": lambda key: key == ADMIN_KEY,
+        "tenants": states,
+        "usage": usage,
+        "scaling": scaling,
+        "requests": requests,
+        "pause": pause,
+        "stop": stop,
+    }
 
 
 async def _keep_offering(admission: AdmissionInProcess) -> None:

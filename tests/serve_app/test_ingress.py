@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -26,6 +27,7 @@ def built(names: list[str]) -> Any:
         _client=MagicMock(),
         _streams=dict.fromkeys(names, MagicMock()),
         _departure=MagicMock(),
+        _refusals=Counter(),
         _find_tenant=lambda key: None,
     )
     for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):

@@ -11,7 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.messages import Ending, Outcome, ReplicaReport, RequestInfo, Sync, SyncReply
+from router.messages import (
+    Ending,
+    LeaseInfo,
+    Outcome,
+    ReplicaReport,
+    RequestInfo,
+    Sync,
+    SyncReply,
+)
 from router.policy import FairPolicy
 from router.pricing import Prices
 from router.quota import windows_of
@@ -102,6 +110,67 @@ async def test_ingresses_hear_that_the_service_ends_and_tell_what_is_due(
     assert await admission.close() == 0
     monkeypatch.setattr(router_deployment, "ANSWER_S", 0.0)
     assert await admission.close() is None
+
+
+def shown(sequence: int, *leases: str, tenant: str = "acme") -> bytes:
+    """A sync of an ingress that runs these."""
+    infos = [RequestInfo(name, tenant, 10, 10, model="m") for name in leases]
+    held = tuple(LeaseInfo(info, "r", produced=3) for info in infos)
+    return msgspec.msgpack.encode(Sync("i", sequence, 0, leases=held))
+
+
+async def test_ingresses_hear_what_administrators_order(admission: Admission) -> None:
+    before = (await admission.watch("i", (0, 0))).notice
+    assert before is not None
+    watching = asyncio.create_task(admission.watch("i", before.version))
+    await asyncio.sleep(0)
+    assert await admission.pause_tenant("acme", True)
+    notice = (await asyncio.wait_for(watching, 1)).notice
+    assert notice is not None
+    assert notice.orders.paused == {"acme"}
+    assert [state["paused"] for state in await admission.tenant_states()] == [True]
+    await admission.pause_tenant("acme", False)
+    assert (await admission.watch("i", notice.version)).notice.orders.paused == frozenset()
+    assert not await admission.pause_tenant("nobody", True)
+
+
+async def test_a_pause_outlives_admission(admission: Admission) -> None:
+    """By what ingresses were told. What this one was told since goes first."""
+    earlier, now = (admission._epoch - 1, 7), (await admission.watch("i", (0, 0))).notice.version
+    told = (await admission.watch("i", earlier, frozenset({"acme", "globex"}))).notice
+    assert told.version > now
+    assert told.orders.paused == {"acme", "globex"}
+    await admission.pause_tenant("acme", False)
+    again = (await admission.watch("j", earlier, frozenset({"acme"}))).notice
+    assert again.orders.paused == {"globex"}
+    fresh = (await admission.watch("k", (0, 0), frozenset({"x"}))).notice
+    assert "x" not in fresh.orders.paused
+
+
+async def test_requests_are_listed_and_stopped_by_the_ids_that_clients_know(
+    admission: Admission,
+) -> None:
+    await admission.sync(shown(0, "cmpl-a-0", "cmpl-a-1", "cmpl-b-0"))
+    [first, *_] = listed = await admission.open_requests("acme")
+    assert [each["id"] for each in listed] == ["cmpl-a", "cmpl-a", "cmpl-b"]
+    assert (first["state"], first["replica"], first["output_tokens"]) == ("running", "r", 3)
+    assert await admission.open_requests("globex") == []
+    assert await admission.stop_request("cmpl-a") == 2
+    assert await admission.stop_request("cmpl-b-0") == 1
+    assert await admission.stop_request("cmpl-c") == await admission.stop_request("") == 0
+    orders = (await admission.watch("i", (0, 0))).notice.orders
+    assert orders.stopped == {"cmpl-a", "cmpl-b-0"}
+
+
+async def test_what_runs_of_a_tenant_that_is_gone_stays_visible(admission: Admission) -> None:
+    await admission.sync(shown(0, "cmpl-a-0"))
+    await admission.reconfigure({"tenants": [{"id": "globex"}]})
+    kept, gone = await admission.tenant_states()
+    assert (kept["id"], kept["running"]) == ("globex", 0)
+    assert gone == {"id": "acme", "removed": True, "queued": 0, "running": 1, "paused": False}
+    assert await admission.pause_tenant("acme", True)
+    await admission.sync(shown(1))
+    assert [state["id"] for state in await admission.tenant_states()] == ["globex"]
 
 
 async def test_the_largest_limits_can_be_told(admission: Admission) -> None:
