@@ -98,7 +98,9 @@ def test_restarts_of_any_model_raise_the_alert(model: str | None) -> None:
 
 
 def test_pods_find_names_by_the_dns_of_their_node_too(made: Manifests) -> None:
-    [policy] = [one for one in made.of("NetworkPolicy") if "ray" in one["metadata"]["name"]]
+    [policy] = [
+        one for one in made.of("NetworkPolicy") if one["metadata"]["name"] == "fairstream-ray"
+    ]
     [dns] = [
         rule
         for rule in policy["spec"]["egress"]
