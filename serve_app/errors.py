@@ -14,6 +14,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from replica.messages import TOO_COMPLEX
 from router.messages import RefusalKind
@@ -81,9 +82,19 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self) -> Response:
-        """The answer to the request that is served, which its record notes."""
-        records.current().error = self
-        return Response(self.body(), self.status, self.headers, "application/json")
+        return _ErrorAnswer(self)
+
+
+class _ErrorAnswer(Response):
+    """Its request's record notes it once it is sent: some are made in advance."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, error.headers, "application/json")
+        self._error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        records.current().error = self._error
+        await super().__call__(scope, receive, send)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
