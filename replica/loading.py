@@ -5,6 +5,7 @@ It knows files, hub ids and packages, and no arithmetic.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -107,19 +108,18 @@ class HubModel:
         return spec_from_config(self._config, self._eos_token_ids())
 
     def tensors(self) -> Iterator[Weight]:
-        from safetensors import SafetensorError, safe_open
-
         for path in self._weight_files(self._folder()):
-            require_whole(path)
-            try:
-                with safe_open(path, framework="pt") as weights:
-                    for key in weights.keys():  # noqa: SIM118 - not a mapping
-                        yield Weight(key, weights.get_tensor(key), str(path))
-            except (SafetensorError, OSError) as error:
-                raise UnsupportedModel(
-                    f"{str(path)!r} is not a readable safetensors file, or only a part of one: "
-                    f"{first_line(error)}"
-                ) from error
+            with _opened(path) as weights:
+                for key in weights.keys():  # noqa: SIM118 - not a mapping
+                    yield Weight(key, weights.get_tensor(key), str(path))
+
+    def check_files(self) -> None:
+        """Raises UnsupportedModel if weights that are on this machine are not all there. Reads
+        what the files begin with."""
+        if Path(self._model).is_dir():
+            for path in self._weight_files(Path(self._model)):
+                with _opened(path):
+                    pass
 
     @cached_property
     def _config(self) -> Any:
@@ -193,6 +193,29 @@ class HubModel:
             if Path(name).name != name or not (folder / name).is_file():
                 raise UnsupportedModel(f"{str(index)!r} names {name!r}, which is not there.")
         return [folder / name for name in names]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of weights. Raises UnsupportedModel, also for what goes wrong inside."""
+    from safetensors import SafetensorError, safe_open
+
+    require_whole(path)
+    try:
+        with safe_open(path, framework="pt") as weights:
+            yield weights
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModel(
+            f"{str(path)!r} is not a readable safetensors file, or only a part of one: "
+            f"{first_line(error)}"
+        ) from error
+
+
+def check_files(model: str, revision: str | None = None) -> None:
+    """Whether a model's weights, if they are in a folder of this machine, can be opened. Raises
+    UnsupportedModel; what they hold is not looked at."""
+    if gguf_path(model) is None:
+        HubModel(model, revision).check_files()
 
 
 def gguf_path(model: str) -> Path | None:

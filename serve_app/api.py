@@ -6,6 +6,7 @@ handed in.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import logging
 from collections.abc import Iterable, Sequence
@@ -116,17 +117,22 @@ class Api:
 
     async def list_models(self, request: Request) -> Response:
         """Those that the tenant may use and that can serve now; 503 if none of them can."""
-        tenant, cards, missing = request.state.tenant, [], None
-        for offer in self._offers.of(tenant):
+        tenant = request.state.tenant
+
+        async def cards(offer: Offer) -> list[dict[str, object]] | Unavailable:
             try:
                 model = await offer.model(tenant)
             except Unavailable as unavailable:
-                missing = unavailable
-            else:
-                cards += [_card(model, name) for name in offer.names]
-        if missing is not None and not cards:
+                return unavailable
+            return [_card(model, name) for name in offer.names]
+
+        # At once: each waits for seconds for a model that nobody has seen yet.
+        found = await asyncio.gather(*map(cards, self._offers.of(tenant)))
+        there = [card for each in found if isinstance(each, list) for card in each]
+        missing = next((each for each in found if isinstance(each, Unavailable)), None)
+        if missing is not None and not there:
             raise missing
-        return _json({"object": "list", "data": cards})
+        return _json({"object": "list", "data": there})
 
     async def show_model(self, request: Request, name: str) -> Response:
         tenant = request.state.tenant

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from router.tenant import Tenant, Tenants, digest
-from serve_app.backend import Unavailable
+from serve_app.backend import ServedModel, Unavailable
 from serve_app.offers import Offer
 from tests.serve_app.asking import CHAT, TEXT, chat, refused, text
 from tests.serve_app.conftest import KEY, LIMITS, Site, serve_offers
@@ -153,3 +154,22 @@ def test_the_application_is_ready_when_every_model_is(
         assert refused(reply, 503)["code"] == "unavailable"
         assert reply.headers["retry-after"] == "3"
     refused(http.post(CHAT, json=chat(model="nothing")), 404)
+
+
+def test_models_that_are_not_there_are_waited_for_at_once(
+    http: httpx.Client, backends: list[TextBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each for seconds, where a front end has never seen it."""
+    waiting = most = 0
+
+    async def come_late(self: TextBackend) -> ServedModel:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await asyncio.sleep(0.1)
+        waiting -= 1
+        raise Unavailable(3.0)
+
+    monkeypatch.setattr(TextBackend, "model", come_late)
+    refused(http.get("/v1/models"), 503)
+    assert most == 2
