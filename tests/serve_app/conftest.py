@@ -21,7 +21,7 @@ from tests.serve_app.text import TextBackend, byte_tokenizer
 from tests.serve_app.tokenizers_made import smollm2_tokenizer
 
 KEY = "sk-acme-0123456789"
-ACME = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)])])
+ACME = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)], max_queued=1000)])
 LIMITS = Limits(default_max_tokens=50, refusals_per_minute=10**6)
 
 

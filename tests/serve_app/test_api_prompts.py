@@ -29,7 +29,6 @@ from tests.serve_app.text import TextBackend
         [1.5],
         ["7x", 1],
         ["a"] * 129,
-        ["a"] * 1_100_000,
         None,
         5,
         {"a": 1},
@@ -39,6 +38,14 @@ def test_a_bad_prompt_is_refused(http: httpx.Client, backend: TextBackend, promp
     """C22, R17."""
     error = refused(http.post(TEXT, json=text(prompt=prompt)))
     assert error["param"].split(".")[0] == "prompt"
+    assert backend.generations == []
+
+
+def test_a_body_of_far_too_many_parts_is_refused_as_a_whole(
+    http: httpx.Client, backend: TextBackend
+) -> None:
+    """R17. Before it is read: nobody looks at what its parts are."""
+    refused(http.post(TEXT, json=text(prompt=["a"] * 1_100_000)))
     assert backend.generations == []
 
 

@@ -33,7 +33,7 @@ BIG = {"type": "function", "function": {"name": "f", "parameters": {"enum": [1] 
             ({"chat_template_kwargs": value}, "chat_template_kwargs")
             for value in (
                 *(1, [], "a", {"chat_template": "x"}, {"messages": []}, {"tools": []}),
-                {"a": [1] * 1_000_000},
+                {"a": [1] * 100_000},
             )
         ],
         *[({"tools": [TOOL], "tool_choice": v}, "tool_choice") for v in ("f", 1, {}, ["auto"])],
