@@ -21,6 +21,9 @@ from serve_app.errors import from_exception
 
 ANSWER_S = 0.1
 """So long one that asks anew is waited for before the next may."""
+STALE_S = 0.5
+"""What was said is forgotten if nobody has asked anew for so long: whoever comes then, however many
+at once, comes to something else."""
 GUARDED = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 RefusedNow: TypeAlias = Callable[[str], Refused | None]
@@ -48,6 +51,9 @@ class Door:
         if shut is None:
             return None
         now = self._clock()
+        if now >= shut.until + STALE_S:
+            del self._shut[tenant]
+            return None
         if now >= shut.until:
             shut.until = now + ANSWER_S
             return None

@@ -11,7 +11,7 @@ from router.messages import Refusal, RefusalKind
 from router.policy import FairPolicy
 from router.quota import FULL_S, SPENT_S
 from serve_app.api import create_app
-from serve_app.door import ANSWER_S, Door
+from serve_app.door import ANSWER_S, STALE_S, Door
 from tests.router.world import Clock
 from tests.serve_app.conftest import ACME, KEY, LIMITS
 from tests.serve_app.metered_site import MeteredSite, metered_site, until
@@ -51,6 +51,14 @@ def test_one_may_ask_as_soon_as_something_has_moved() -> None:
     door.moved("a")
     assert door.refused("a") is None
     assert door.refused("a") is not None
+
+
+def test_who_comes_long_afterwards_is_let_in_however_many_come_at_once() -> None:
+    clock = Clock()
+    door = Door(clock)
+    door.answer("a", FULL)
+    clock.now += FULL.closed_s + STALE_S
+    assert [door.refused("a") for _ in range(40)] == [None] * 40
 
 
 class Asked:

@@ -25,6 +25,7 @@ PROMPT_TOKENS = sum(len(body["prompt"]) for body in STREAMS)
 
 @pytest.fixture(scope="module")
 async def expected(running_site: Site) -> list[str]:
+    await until(running_site.at_rest)
     return await texts_of(running_site, STREAMS)
 
 
