@@ -139,9 +139,9 @@ class Torture:
                 "longest_gap_ms": longest,
                 "longest_gap_over_budget": longest / self.budget_ms,
             }
-        if record.cost_errors:
-            figures["cost_model_error_p90"] = float(np.quantile(record.cost_errors, 0.9))
-            figures["cost_model_steps"] = len(record.cost_errors)
+        if record.costs:
+            figures["cost_model_error_p90"] = float(np.quantile(record.cost_errors(), 0.9))
+            figures["cost_model_steps"] = len(record.costs)
         return figures
 
 

@@ -27,10 +27,15 @@ class Record:
     preemptions: int = 0
     gaps_ms: list[float] = field(default_factory=list)
     """The longest one between a stream's tokens, for each long prompt beside it."""
-    cost_errors: list[float] = field(default_factory=list)
-    """|predicted - real| / real, of steps with one prompt chunk."""
+    costs: list[tuple[float, float]] = field(default_factory=list)
+    """(predicted, real) milliseconds of steps with one prompt chunk."""
     compiled: list[str] = field(default_factory=list)
     """Kernels compiled after an engine's start."""
+
+    def cost_errors(self, noise_ms: float = 0.0) -> list[float]:
+        """|predicted - real| / real of `costs`. A miss within the noise is none."""
+        misses = [(abs(predicted - real), real) for predicted, real in self.costs]
+        return [miss / real if miss > noise_ms else 0.0 for miss, real in misses]
 
     @property
     def full(self) -> bool:

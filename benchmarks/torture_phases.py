@@ -185,7 +185,7 @@ def _time_chunks(driven: Driven, prompt: tuple[int, ...]) -> None:
         if collected is not None and collected.num_tokens > 1:
             spans = engine.pipeline.timing(collected)
             real = sum(end - start for start, end in spans) / 1e6
-            driven.record.cost_errors.append(abs(predicted - real) / real)
+            driven.record.costs.append((predicted, real))
         launched = engine.pipeline.in_flight
         if launched is not None:
             predicted = predicted_ms(cost, step_work(launched.starts, launched.lengths))

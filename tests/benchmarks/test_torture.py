@@ -322,11 +322,16 @@ def judged(device: str = "cuda", **found: list) -> list[str]:
 
 
 def test_gaps_costs_and_kernels_are_judged() -> None:
-    assert judged(gaps_ms=[374.0], cost_errors=[0.19] * 10) == []
-    assert judged("cpu", gaps_ms=[3760.0], cost_errors=[0.9] * 10) == []
+    assert judged(gaps_ms=[374.0], costs=[(119.0, 100.0)] * 10) == []
+    assert judged("cpu", gaps_ms=[3760.0], costs=[(10.0, 100.0)] * 10) == []
     assert "longest_gap_over_budget is 1.5" in judged(gaps_ms=[10.0, 376.0])[0]
-    assert "cost_model_error_p90 is 0.3" in judged(cost_errors=[0.1] * 8 + [0.3] * 2)[0]
+    assert "cost_model_error_p90 is 0.3" in judged(costs=[(9.0, 10.0)] * 8 + [(7.0, 10.0)] * 2)[0]
     assert "['_shape[MASKED=True]']" in judged(compiled=["_shape[MASKED=True]"] * 2)[0]
+
+
+def test_a_miss_within_the_noise_is_none() -> None:
+    record = Record(0, costs=[(6.0, 9.0), (6.0, 12.0), (200.0, 100.0)])
+    assert record.cost_errors(noise_ms=3.0) == [0.0, 0.5, 1.0]
 
 
 def test_compiled_kernels_are_counted_until_the_engine_ends(monkeypatch) -> None:

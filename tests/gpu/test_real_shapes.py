@@ -23,6 +23,11 @@ from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import starts
 
 
+LAUNCH_NOISE = 0.02
+"""Of the step budget: most chunks of llama-1b last as long as their launches, 6 ms, which the host
+now and then takes 3 ms more for. No stream notices."""
+
+
 @dataclass
 class World:
     driven: Driven
@@ -82,8 +87,9 @@ def test_a_long_prompt_holds_up_no_stream_for_longer_than_the_budget(world):
 
 
 def test_the_cost_of_chunks_is_known_at_any_depth(world):
-    errors = world.go_through("costs", 10).cost_errors
-    assert np.quantile(errors, 0.9) <= MAX_COST_ERROR
+    record = world.go_through("costs", 10)
+    noise_ms = LAUNCH_NOISE * world.driven.config.step_budget_ms
+    assert np.quantile(record.cost_errors(noise_ms), 0.9) <= MAX_COST_ERROR, record.costs
 
 
 def test_nothing_was_compiled_since_the_start(world):
