@@ -22,7 +22,6 @@ from benchmarks.torture_engine import Driven, memory_mib, setting, start, unheld
 from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import starts
 
-
 LAUNCH_NOISE = 0.02
 """Of the step budget: most chunks of llama-1b last as long as their launches, 6 ms, which the host
 now and then takes 3 ms more for. No stream notices."""
