@@ -21,7 +21,7 @@ from benchmarks.scale_fleet import ROWS
 from benchmarks.scale_policies import Ours, Policy, RequestCount
 from benchmarks.scale_run import Course, run
 from benchmarks.scale_scenarios import Scenario, recorded, scenarios
-from serve_app.scaling_types import ScalingLimits
+from serve_app.scaling.types import ScalingLimits
 
 DOLLARS_PER_HOUR = 3.0
 """Of one replica, assumed."""

@@ -14,11 +14,9 @@ import numpy as np
 import torch
 
 from replica.config import EngineConfig
-from replica.cuda import CudaDevice, CudaRecorder
+from replica.device.cuda import CudaDevice, CudaRecorder
+from replica.device.graph_pool import GraphPool
 from replica.engine import Engine
-from replica.graph_pool import GraphPool
-from replica.kernels.tuning import tune
-from replica.masks import MakesConstraints
 from replica.messages import (
     Command,
     Sampling,
@@ -28,9 +26,11 @@ from replica.messages import (
     decode_event,
     encode,
 )
-from replica.model import Decoder
+from replica.model.decoder import Decoder
+from replica.model.gpu.tuning import tune
+from replica.model.runner import DecoderRunner
 from replica.process import collect_rarely
-from replica.runner import DecoderRunner
+from replica.sampling.masks import MakesConstraints
 
 BLOCK = 64
 MODES = {"on": True, "off": False}

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.bench_engine import BenchEngine, Window, engines
 from benchmarks.report import Report, parser
 from benchmarks.shapes import SHAPES, random_decoder
-from replica.cuda import CudaDevice
-from replica.grammars import Grammars
+from replica.device.cuda import CudaDevice
+from replica.sampling.grammars import Grammars
 
 WORD = "abcdefghijklmnopqrstuvwxyz"
 

@@ -19,9 +19,9 @@ from benchmarks.decode_cases import Case, cases, options
 from benchmarks.overlap import PROFILED, traced
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES, floor_ms, random_decoder
-from replica.cuda import CudaDevice
-from replica.gpu_trace import Trace
-from replica.model import Decoder
+from replica.device.cuda import CudaDevice
+from replica.device.gpu_trace import Trace
+from replica.model.decoder import Decoder
 
 GROUPS = {
     "products": ("_product", "gemm", "cutlass", "nvjet", "splitK", "cublas"),

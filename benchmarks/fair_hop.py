@@ -18,9 +18,9 @@ from ray.serve.handle import DeploymentHandle
 from benchmarks.report import Report
 from router.messages import Outcome, ReplicaReport, RequestInfo, Sync, SyncReply
 from router.policy import FairPolicy
-from serve_app.admission_client import AdmissionClient
+from serve_app.admission import Admission
 from serve_app.app import COMMON
-from serve_app.router_deployment import Admission
+from serve_app.fleet.admission_client import AdmissionClient
 
 CONCURRENT = 100
 SECONDS = 10.0

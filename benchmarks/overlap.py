@@ -12,9 +12,9 @@ import torch
 from benchmarks.bench_engine import MODES, BenchEngine, Window, engines
 from benchmarks.report import Report, parser
 from benchmarks.shapes import SHAPES, random_decoder
-from replica.cuda import CudaDevice
-from replica.gpu_trace import Trace, record
-from replica.model import Decoder
+from replica.device.cuda import CudaDevice
+from replica.device.gpu_trace import Trace, record
+from replica.model.decoder import Decoder
 
 PROFILED = 50
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.report import Report, parser
-from replica.batch import Batch
-from replica.cuda import CudaDevice, CudaRecorder
+from replica.device.cuda import CudaDevice, CudaRecorder
 from replica.io_slot import (
     FIRST_STOP_ID,
     HOLD_UNTIL,
@@ -26,9 +25,10 @@ from replica.io_slot import (
     TOP_K,
     TOP_P,
 )
-from replica.logprobs import tell
 from replica.messages import MAX_BIASES, MAX_LOGPROBS
-from replica.sampler import Sampler, make_sampler
+from replica.sampling.logprobs import tell
+from replica.sampling.sampler import Sampler, make_sampler
+from replica.scheduling.batch import Batch
 
 ALL: dict[int, float] = {TEMPERATURE: 0.8, TOP_P: 0.95, MIN_P: 0.01}
 PENALTIES = torch.tensor([0.5, 0.2, 1.1])

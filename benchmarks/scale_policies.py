@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.scale_fleet import ROWS, Array, Counts, Observed
-from serve_app.autoscaling import desired_replicas
-from serve_app.scaling_types import Backlog, Load, ScalingLimits, ScalingState, Signals
+from serve_app.scaling.autoscaling import desired_replicas
+from serve_app.scaling.types import Backlog, Load, ScalingLimits, ScalingState, Signals
 
 WINDOW = 5
 """Seconds that our replicas' signals are means of."""

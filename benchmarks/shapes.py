@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from replica.families import rotary_frequencies
-from replica.model import Decoder, ModelSpec
+from replica.model.decoder import Decoder, ModelSpec
+from replica.model.families import rotary_frequencies
 
 
 def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: bool) -> ModelSpec:

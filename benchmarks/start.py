@@ -17,7 +17,7 @@ def main() -> None:
     from benchmarks.bench_engine import Recorder
     from benchmarks.shapes import SHAPES, random_decoder
     from replica.config import EngineConfig
-    from replica.cuda import CudaDevice
+    from replica.device.cuda import CudaDevice
     from replica.process import assemble
 
     shape, cache_dir = sys.argv[1:]

@@ -15,12 +15,12 @@ import torch
 
 from benchmarks.shapes import SHAPES, random_decoder
 from benchmarks.torture_checks import Asked, Checks, Record
-from replica.batch import Batch
 from replica.config import EngineConfig
+from replica.device.stream import Device
 from replica.messages import Abort, Command, Sampling, Stats, StepReport, Submit
-from replica.model import Decoder, ModelSpec
+from replica.model.decoder import Decoder, ModelSpec
 from replica.process import assemble, open_device
-from replica.stream import Device
+from replica.scheduling.batch import Batch
 
 EOS = (2, 3)
 STALLED_S = 120.0

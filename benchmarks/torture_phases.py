@@ -13,7 +13,7 @@ from benchmarks.torture_checks import Asked
 from benchmarks.torture_engine import Driven
 from benchmarks.torture_traffic import LONGEST_OUTPUT, Traffic
 from replica.config import EngineConfig
-from replica.cost_fit import predicted_ms, step_work
+from replica.scheduling.cost_fit import predicted_ms, step_work
 
 Phase: TypeAlias = Callable[[Driven, Random, float], None]
 STREAMS = 8

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any, TypeAlias
 
 from replica.messages import MAX_BIASES, MAX_LOGPROBS, Sampling, Submit
-from replica.sequence import MAX_STOP_IDS
+from replica.scheduling.sequence import MAX_STOP_IDS
 
 Options: TypeAlias = dict[str, Any]
 LONGEST_OUTPUT = 200

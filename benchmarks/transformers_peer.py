@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from benchmarks.workload import MODEL, TOKENS, prompts
-from replica.gguf_file import GGUFFile
-from replica.loading import gguf_path
+from replica.model.gguf_file import GGUFFile
+from replica.model.loading import gguf_path
 
 
 def load(dtype: str) -> Any:

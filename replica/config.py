@@ -37,7 +37,7 @@ class EngineConfig:
     """Capture decode steps as graphs at start. A CPU has none."""
     graph_sizes: tuple[int, ...] | None = None
     """Batch sizes that graphs are captured for; `max_rows` is always one of them. By default
-    a spacing that keeps padding low (`replica.graph_sizes`)."""
+    a spacing that keeps padding low (`replica.device.graph_sizes`)."""
     block_size: int = 16
     """Tokens per KV block."""
     max_step_tokens: int = 512

@@ -11,14 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from replica.batch import Batch, StepOutput
-from replica.block_manager import BlockManager
 from replica.config import EngineConfig
-from replica.cost_fit import CostFit
-from replica.graph_pool import Graphs
+from replica.device.graph_pool import Graphs
+from replica.device.stream import Device, HostDevice
 from replica.idle import IdleMeter
 from replica.io_slot import IOSlot, Sizes
-from replica.masks import MakesConstraints, MaskBuilder, constraint_of
 from replica.messages import (
     Abort,
     Backlog,
@@ -30,13 +27,16 @@ from replica.messages import (
     Stop,
     Submit,
 )
+from replica.model.runner import ModelRunner
 from replica.pipeline import Pipeline
-from replica.rows import Rows
-from replica.runner import ModelRunner
-from replica.scheduler import Scheduler
-from replica.sequence import Key, Sequence
+from replica.sampling.masks import MakesConstraints, MaskBuilder, constraint_of
+from replica.scheduling.batch import Batch, StepOutput
+from replica.scheduling.block_manager import BlockManager
+from replica.scheduling.cost_fit import CostFit
+from replica.scheduling.rows import Rows
+from replica.scheduling.scheduler import Scheduler
+from replica.scheduling.sequence import Key, Sequence
 from replica.shares import share_out
-from replica.stream import Device, HostDevice
 from replica.validation import check_stops, check_submit
 from replica.watchdog import Watchdog
 

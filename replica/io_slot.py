@@ -16,11 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.batch import MAX_SCORES, Batch, Indices, Int32s, Int64s, StepLogprobs, StepOutput
+from replica.device.stream import Device
 from replica.messages import MAX_BIASES, MAX_LOGPROBS
-from replica.rows import Rows
-from replica.sequence import MAX_STOP_IDS, Bits
-from replica.stream import Device
+from replica.scheduling.batch import (
+    MAX_SCORES,
+    Batch,
+    Indices,
+    Int32s,
+    Int64s,
+    StepLogprobs,
+    StepOutput,
+)
+from replica.scheduling.rows import Rows
+from replica.scheduling.sequence import MAX_STOP_IDS, Bits
 
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from replica.batch import MAX_SCORES, Batch, Scores
 from replica.config import EngineConfig
-from replica.cuda import CudaDevice, CudaRecorder
-from replica.graph_pool import GraphPool
+from replica.device.cuda import CudaDevice, CudaRecorder
+from replica.device.graph_pool import GraphPool
 from replica.io_slot import Sizes, input_layout, packed
-from replica.kv_cache import block_bytes
-from replica.model import Decoder
+from replica.model.decoder import Decoder
+from replica.model.kv_cache import block_bytes
+from replica.model.runner import DecoderRunner
 from replica.pipeline import Pipeline
-from replica.rows import Rows
-from replica.runner import DecoderRunner
+from replica.scheduling.batch import MAX_SCORES, Batch, Scores
+from replica.scheduling.rows import Rows
 
 GIB = 2**30
 SPLIT_TOKENS = 512

@@ -24,15 +24,15 @@ from itertools import product
 
 import torch
 
-from replica.batch import MAX_SCORES, Batch, StepOutput
-from replica.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
+from replica.device.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
+from replica.device.stream import Device, Event, Work
 from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
-from replica.logprobs import tell
-from replica.masks import MaskBuilder
-from replica.rows import Rows
-from replica.runner import ModelRunner
-from replica.sampler import make_sampler
-from replica.stream import Device, Event, Work
+from replica.model.runner import ModelRunner
+from replica.sampling.logprobs import tell
+from replica.sampling.masks import MaskBuilder
+from replica.sampling.sampler import make_sampler
+from replica.scheduling.batch import MAX_SCORES, Batch, StepOutput
+from replica.scheduling.rows import Rows
 
 RING = 4
 """Steps whose timing events are kept: those of step N are read after N+1 was launched."""

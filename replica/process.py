@@ -22,20 +22,20 @@ import msgspec
 import torch
 import zmq
 
-from replica.batch import MAX_SCORES
 from replica.config import EngineConfig
-from replica.cost_fit import CostFit
-from replica.cpu.pack import choose, pack
+from replica.device.graph_pool import GraphPool, Graphs, NoGraphs
+from replica.device.graph_sizes import default_sizes
+from replica.device.stream import Device, HostDevice
 from replica.engine import Channel, Engine
-from replica.grammars import Grammars
-from replica.graph_pool import GraphPool, Graphs, NoGraphs
-from replica.graph_sizes import default_sizes
-from replica.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.logs import LogFile, log_to, log_to_terminal
 from replica.messages import Command, Failed, Malformed, Ready, StepReport, encode, read_command
-from replica.model import Decoder, ModelSpec
-from replica.runner import DecoderRunner
-from replica.stream import Device, HostDevice
+from replica.model.cpu.pack import choose, pack
+from replica.model.decoder import Decoder, ModelSpec
+from replica.model.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
+from replica.model.runner import DecoderRunner
+from replica.sampling.grammars import Grammars
+from replica.scheduling.batch import MAX_SCORES
+from replica.scheduling.cost_fit import CostFit
 from replica.warm_up import Replay, WarmUp
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def open_device(config: EngineConfig) -> Device:
         return HostDevice()
     if not torch.cuda.is_available():
         raise ValueError("engine.device is 'cuda', but torch finds no CUDA device here")
-    from replica.cuda import CudaDevice
+    from replica.device.cuda import CudaDevice
 
     return CudaDevice()
 
@@ -108,9 +108,9 @@ def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[Eng
     if config.device == "cpu":
         pack(decoder, choose(getattr(torch, config.dtype), config.cache_dir))
         return config, NoGraphs()
-    from replica.cuda import CudaDevice, CudaRecorder
-    from replica.kernels.tuning import keep_compiled, load_products, tune
+    from replica.device.cuda import CudaDevice, CudaRecorder
     from replica.memory import with_kv_pool
+    from replica.model.gpu.tuning import keep_compiled, load_products, tune
 
     assert isinstance(device, CudaDevice)
     keep_compiled(config.cache_dir)

@@ -6,8 +6,8 @@ output token costs twice a prompt token. Knows neither clocks nor requests.
 
 from __future__ import annotations
 
-from replica.batch import Batch
-from replica.rows import Rows
+from replica.scheduling.batch import Batch
+from replica.scheduling.rows import Rows
 
 
 def share_out(rows: Rows, batch: Batch, padding: int, busy_ns: int) -> float:

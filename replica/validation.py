@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from replica.messages import MAX_BIASES, MAX_LOGPROBS, Sampling, Submit
-from replica.sequence import MAX_STOP_IDS
+from replica.scheduling.sequence import MAX_STOP_IDS
 
 MAX_GRAMMAR_CHARS = 4 * 1024 * 1024
 """Far above what a front end lets pass."""

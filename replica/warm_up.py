@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from replica.block_manager import BlockManager
-from replica.cost_fit import CostFit, step_work
 from replica.engine import Engine
 from replica.messages import Command, Sampling, StepReport, Submit
-from replica.sequence import TokenIds
+from replica.scheduling.block_manager import BlockManager
+from replica.scheduling.cost_fit import CostFit, step_work
+from replica.scheduling.sequence import TokenIds
 
 FEW = 2
 """Tokens of a chunk whose context is split as far as it is long."""
 FIRST_SPLIT = 1024
 """Context from which a chunk of few tokens is split, in two; with each doubling in twice as many
-(`replica.attention.triton_paged`)."""
+(`replica.model.attention.triton_paged`)."""
 SHORTEST = 4
 """Tokens of the shortest timed chunk; the next ones are twice as long each."""
 BRIEF_MS, LONG_MS = 50.0, 200.0

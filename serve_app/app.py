@@ -12,11 +12,11 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
+from serve_app.admission import Admission
+from serve_app.checks.model import check_model
+from serve_app.fleet.placement import Placement
 from serve_app.ingress import Ingress
-from serve_app.model_check import check_model
-from serve_app.placement import Placement
 from serve_app.replica_deployment import Replica
-from serve_app.router_deployment import Admission
 from serve_app.settings import AppConfig, Autoscaling, ModelConfig, require_prices
 
 UNLIMITED = 1_000_000

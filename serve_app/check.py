@@ -19,10 +19,10 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
-from serve_app.check_usage import check_admission, check_shared, check_usage
-from serve_app.check_warnings import about, about_address
-from serve_app.model_check import check_model
-from serve_app.scaling_types import read_limits
+from serve_app.checks.model import check_model
+from serve_app.checks.usage import check_admission, check_shared, check_usage
+from serve_app.checks.warnings import about, about_address
+from serve_app.scaling.types import read_limits
 from serve_app.settings import BUILDER, AppConfig, TenantsSource, require_prices
 
 POLICY = "serve_app.scaling_policy:ScalingPolicy"

@@ -21,26 +21,28 @@ from ray.serve.context import _get_serve_request_context
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
-from replica.loading import load_tokenizer
+from replica.model.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant, Tenants
-from serve_app import background, logs, records
-from serve_app.admin import AdminApi
-from serve_app.admission_client import AdmissionClient, Hint, Notice
-from serve_app.api import create_app
-from serve_app.backend import ShuttingDown
-from serve_app.departure import LOOK_PERIOD_S, Departure, TurnAway
-from serve_app.disconnects import Disconnects
-from serve_app.fleet import Fleet
-from serve_app.membership import Membership
-from serve_app.metrics import PERIOD_S, IngressMetrics
-from serve_app.offers import Offer
-from serve_app.rate_headers import RateHeaders
-from serve_app.records import Records
-from serve_app.replica_link import Key
-from serve_app.self_check import SelfCheck
+from serve_app import logs
+from serve_app.fleet import background
+from serve_app.fleet.admission_client import AdmissionClient, Hint, Notice
+from serve_app.fleet.departure import LOOK_PERIOD_S, Departure, TurnAway
+from serve_app.fleet.fleet import Fleet
+from serve_app.fleet.membership import Membership
+from serve_app.fleet.replica_link import Key
+from serve_app.fleet.self_check import SelfCheck
+from serve_app.fleet.step_streams import StepStreams
+from serve_app.http.admin import AdminApi
+from serve_app.http.api import create_app
+from serve_app.http.disconnects import Disconnects
+from serve_app.http.models import Offer
+from serve_app.http.rate_headers import RateHeaders
+from serve_app.protocol.backend import ShuttingDown
 from serve_app.settings import AppConfig, ModelConfig, key_secret
-from serve_app.step_streams import StepStreams
+from serve_app.telemetry import records
+from serve_app.telemetry.metrics import PERIOD_S, IngressMetrics
+from serve_app.telemetry.records import Records
 
 logger = logging.getLogger(__name__)
 

@@ -17,15 +17,16 @@ from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Stats
 from router.messages import GpuTime, ReplicaReport, ReportReply
-from serve_app import background, logs
-from serve_app.calls import answered
-from serve_app.departure import LOOK_PERIOD_S, Departure
-from serve_app.engine_host import EngineHost
-from serve_app.feed import Key
-from serve_app.membership import Membership
-from serve_app.metrics import ReplicaMetrics
-from serve_app.scaling_signals import LoadMeter
-from serve_app.self_check import SelfCheck
+from serve_app import logs
+from serve_app.fleet import background
+from serve_app.fleet.calls import answered
+from serve_app.fleet.departure import LOOK_PERIOD_S, Departure
+from serve_app.fleet.engine_host import EngineHost
+from serve_app.fleet.feed import Key
+from serve_app.fleet.membership import Membership
+from serve_app.fleet.self_check import SelfCheck
+from serve_app.scaling.signals import LoadMeter
+from serve_app.telemetry.metrics import ReplicaMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from replica.logs import log_to_terminal
 from serve_app import request_ids
-from serve_app.check_warnings import about_address
+from serve_app.checks.warnings import about_address
 from serve_app.settings import BUILDER, AppConfig
 
 logger = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
-from serve_app.autoscaling import desired_replicas
-from serve_app.scaling_log import DecisionLog
-from serve_app.scaling_signals import backlog_of, load_of
-from serve_app.scaling_types import Backlog, Decision, Load, ScalingState, Signals, read_limits
+from serve_app.scaling.autoscaling import desired_replicas
+from serve_app.scaling.log import DecisionLog
+from serve_app.scaling.signals import backlog_of, load_of
+from serve_app.scaling.types import Backlog, Decision, Load, ScalingState, Signals, read_limits
 
 logger = logging.getLogger("ray.serve")
 

@@ -20,8 +20,8 @@ from replica.config import EngineConfig
 from router.policy import FairPolicy
 from router.pricing import Prices
 from router.tenant import Digest, Tenant, Tenants, digest, load_tenants
-from serve_app.limits import Limits
-from serve_app.reasoning import ReasoningTags
+from serve_app.protocol.limits import Limits
+from serve_app.text.reasoning import ReasoningTags
 
 BUILDER = "serve_app.app:build"
 """`import_path` of an application that these are the settings of."""

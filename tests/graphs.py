@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from replica.batch import Batch
-from replica.stream import Work
+from replica.device.stream import Work
+from replica.scheduling.batch import Batch
 
 
 class Closure:

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from replica.config import EngineConfig
-from replica.cpu.pack import choose, pack
-from replica.loading import load_decoder
-from replica.runner import DecoderRunner
+from replica.model.cpu.pack import choose, pack
+from replica.model.loading import load_decoder
+from replica.model.runner import DecoderRunner
 
 
 def prompts(seed: int, count: int = 16) -> list[tuple[int, ...]]:

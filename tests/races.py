@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.batch import Batch
-from replica.block_manager import BlockManager
+from replica.device.stream import HostDevice, HostEvent, HostStream, Stream
 from replica.io_slot import IOSlot
 from replica.messages import Abort, Submit
-from replica.runner import DecoderRunner
-from replica.sampler import Sampler
-from replica.sequence import Bits, Constraint, ConstraintFailure, TokenIds
-from replica.stream import HostDevice, HostEvent, HostStream, Stream
+from replica.model.runner import DecoderRunner
+from replica.sampling.sampler import Sampler
+from replica.scheduling.batch import Batch
+from replica.scheduling.block_manager import BlockManager
+from replica.scheduling.sequence import Bits, Constraint, ConstraintFailure, TokenIds
 from tests.models import EOS_ID
 from tests.script import Bench
 

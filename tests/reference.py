@@ -19,9 +19,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from replica.grammars import Grammars
 from replica.messages import Sampling, Submit
-from replica.rng import uniform
+from replica.sampling.grammars import Grammars
+from replica.sampling.rng import uniform
 
 
 class Reference:

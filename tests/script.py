@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from replica.batch import Batch
 from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import Command, FinishReason, Output, Sampling, StepReport, Submit
+from replica.scheduling.batch import Batch
 
 VOCAB = 64
 EOS = 2

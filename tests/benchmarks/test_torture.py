@@ -19,10 +19,10 @@ from benchmarks.torture_checks import Checks, Record
 from benchmarks.torture_engine import Driven, on_compile, setting, start
 from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import corrupt, empty, stale, starts, try_start
-from replica.batch import Batch
-from replica.block_manager import BlockManager
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
-from replica.runner import DecoderRunner
+from replica.model.runner import DecoderRunner
+from replica.scheduling.batch import Batch
+from replica.scheduling.block_manager import BlockManager
 
 SHORT = ["--shape", "small", "--device", "cpu", "--minutes", "0.03"]
 STOP = 9
@@ -235,7 +235,9 @@ def test_logits_that_are_no_numbers_are_found(monkeypatch) -> None:
 
 
 def test_a_mask_that_is_lost_is_found(monkeypatch) -> None:
-    monkeypatch.setattr("replica.masks.MaskBuilder.fill", lambda self, batch, bits: bits.fill(255))
+    monkeypatch.setattr(
+        "replica.sampling.masks.MaskBuilder.fill", lambda self, batch, bits: bits.fill(255)
+    )
     assert any("that is not allowed" in failure for failure in found("ample_traffic", 0.5))
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from benchmarks.server import OUR_RUN, running
-from serve_app.limits import Limits
+from serve_app.protocol.limits import Limits
 from tests.clients.ai_sdk_client import NODE, AISDKClient
 from tests.clients.client import Client, Target
 from tests.clients.langchain_client import LangChainClient
@@ -21,7 +21,7 @@ from tests.clients.pydantic_ai_client import PydanticAIClient
 from tests.clients.stage import MODEL, Stage
 from tests.ports import free_ports
 from tests.serve_app.conftest import KEY, Site, serve
-from tests.serve_app.text import byte_tokenizer
+from tests.serve_app.text_backend import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
 DEMO_KEY = "demo-alice"

@@ -7,10 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from serve_app.backend import Refused, ServedModel
-from serve_app.call_forms import HERMES
+from serve_app.protocol.backend import Refused, ServedModel
+from serve_app.text.call_forms import HERMES
 from tests.clients.toolbox import RESULT
-from tests.serve_app.text import TextBackend
+from tests.serve_app.text_backend import TextBackend
 
 AGENT, CUT, STORY = "Play the agent.", "Play the call.", "Tell a story."
 """Questions that name a part. Whatever else is asked is repeated."""

@@ -12,8 +12,8 @@ from contextlib import AsyncExitStack
 import pytest
 
 from router.messages import RefusalKind
-from serve_app.backend import Refused
-from serve_app.call_forms import HERMES
+from serve_app.protocol.backend import Refused
+from serve_app.text.call_forms import HERMES
 from tests.clients.client import Call, Client, Target
 from tests.clients.conftest import Kind
 from tests.clients.stage import AGENT, CALL, CUT, MODEL, SAID, STORY, TURNS, VERDICT, Stage

@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def device():
-    from replica.cuda import CudaDevice
+    from replica.device.cuda import CudaDevice
 
     return CudaDevice()
 
@@ -34,8 +34,8 @@ def oracle(tmp_path_factory) -> Oracle:
 def runner(oracle, device):
     import torch
 
-    from replica.loading import load_decoder
-    from replica.runner import DecoderRunner
+    from replica.model.loading import load_decoder
+    from replica.model.runner import DecoderRunner
 
     decoder = load_decoder(oracle.folder, None, torch.float32, device.memory)
     made = DecoderRunner(decoder, BLOCKS, BLOCK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replica.graph_pool import GraphPool
+from replica.device.graph_pool import GraphPool
 from tests.models import EOS_ID
 from tests.script import Bench
 
@@ -13,7 +13,7 @@ COUNT, BLOCK, BLOCKS, CONTEXT, ROWS = 24, 4, 256, 160, 12
 
 def bench(runner, device, sizes: tuple[int, ...] = (), **options: Any) -> tuple[Bench, GraphPool]:
     """With graphs for `sizes`, the last of which must be max_rows."""
-    from replica.cuda import CudaRecorder
+    from replica.device.cuda import CudaRecorder
 
     pool = GraphPool(CudaRecorder(device), sizes, device.free_bytes)
     settings = {"block_size": BLOCK, "kv_tokens": BLOCKS * BLOCK, "max_rows": ROWS, **options}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replica.cuda import CudaRecorder
+from replica.device.cuda import CudaRecorder
 
 
 @pytest.fixture

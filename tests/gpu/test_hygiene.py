@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replica.gpu_trace import record
+from replica.device.gpu_trace import record
 from tests.gpu.engines import ROWS, bench
 from tests.script import submit
 

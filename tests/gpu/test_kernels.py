@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import torch
 
-from replica.kv_cache import BlockedKVCache
-from replica.linear import Linear
-from replica.model import Decoder, ModelSpec
-from replica.rotary import QKNorm, Rotation, angles, rotate_
+from replica.model.decoder import Decoder, ModelSpec
+from replica.model.kv_cache import BlockedKVCache
+from replica.model.linear import Linear
+from replica.model.rotary import QKNorm, Rotation, angles, rotate_
 from tests.replica.paged import attention_spec
 
 SPEC = ModelSpec(
@@ -53,7 +53,7 @@ def seeded():
 @pytest.mark.parametrize("tokens", [1, 2, 7, 16, 17, 31, 32, 33, 50, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), [(256, 512), (6144, 4096), (384, 14336)], ids=str)
 def test_products_of_few_tokens(tokens, outputs, inputs):
-    from replica.kernels.skinny import plans, product
+    from replica.model.gpu.skinny import plans, product
 
     layer, x = linear(outputs, inputs, bias=True), randn(tokens, inputs)
     expected = x.double() @ layer.weight.double().t() + layer.bias.double()
@@ -67,7 +67,7 @@ def test_products_of_few_tokens(tokens, outputs, inputs):
 
 @pytest.mark.parametrize("tokens", [1, 16, 30, 64])
 def test_products_with_a_gate_and_products_that_are_logits(tokens):
-    from replica.kernels.skinny import plans, product
+    from replica.model.gpu.skinny import plans, product
 
     layer, x = linear(2048, 1024), randn(tokens, 1024)
     exact = x.double() @ layer.weight.double().t()
@@ -84,7 +84,7 @@ def test_products_with_a_gate_and_products_that_are_logits(tokens):
 
 @pytest.mark.parametrize("tokens", [1, 32, 64])
 def test_products_with_a_large_vocabulary(tokens):
-    from replica.kernels.skinny import plans, product
+    from replica.model.gpu.skinny import plans, product
 
     layer, x = linear(128_256, 4096), randn(tokens, 4096)
     expected = x.float() @ layer.weight.float().t()
@@ -98,7 +98,7 @@ def test_products_with_a_large_vocabulary(tokens):
 @pytest.mark.parametrize("parts", [None, 1, 4])
 @pytest.mark.parametrize("columns", [64, 576, 4096])
 def test_residual_and_norm(dtype, parts, columns):
-    from replica.kernels.elementwise import add_norm
+    from replica.model.gpu.elementwise import add_norm
 
     residual, weight = randn(5, columns, dtype=dtype), randn(columns, dtype=dtype)
     update = None if parts is None else randn(parts, 5, columns, dtype=torch.float32)
@@ -112,7 +112,7 @@ def test_residual_and_norm(dtype, parts, columns):
 
 
 def test_activation():
-    from replica.kernels.elementwise import silu_and_multiply
+    from replica.model.gpu.elementwise import silu_and_multiply
 
     both = randn(300, 2 * 3000, dtype=torch.float32)
     gate, up = both.double().chunk(2, -1)
@@ -124,7 +124,7 @@ def test_activation():
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("norm", [False, True])
 def test_rotation_and_cache_write(dim, parts, norm):
-    from replica.kernels.elementwise import rotate_and_store
+    from replica.model.gpu.elementwise import rotate_and_store
 
     tokens, heads, kv_heads, device = 9, 6, 2, torch.device("cuda")
     cache = BlockedKVCache(attention_spec(heads, kv_heads, dim, 1), 8, 16, torch.float32, device)
@@ -159,7 +159,7 @@ def random_decoder(device) -> Decoder:
 
 def step_of(decoder: Decoder, rows: int) -> torch.Tensor:
     """Logits of a decode step after random contexts."""
-    from replica.attention import AttentionMetadata, paged_attention
+    from replica.model.attention import AttentionMetadata, paged_attention
 
     torch.manual_seed(1)
     ints = {"dtype": torch.int32, "device": "cuda"}
@@ -194,7 +194,7 @@ def test_round_numbers_of_tokens_change_nothing(device, rows):
 
 
 def test_tuned_products_are_as_exact_and_remembered(device, tmp_path):
-    from replica.kernels.tuning import tune
+    from replica.model.gpu.tuning import tune
 
     decoder = random_decoder(device)
     before = {rows: step_of(decoder, rows) for rows in (1, 12, 32, 64, 80)}
@@ -213,7 +213,7 @@ def test_tuned_products_are_as_exact_and_remembered(device, tmp_path):
 
 
 def test_a_spoiled_or_absent_memory_is_no_error(device, tmp_path):
-    from replica.kernels.tuning import tune
+    from replica.model.gpu.tuning import tune
 
     tune(random_decoder(device), 1, device, str(tmp_path))
     (file,) = tmp_path.glob("products-*.json")

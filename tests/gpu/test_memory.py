@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from replica.config import EngineConfig
-from replica.cuda import CudaRecorder
-from replica.graph_pool import CaptureFailed, GraphPool
-from replica.loading import load_decoder
+from replica.device.cuda import CudaRecorder
+from replica.device.graph_pool import CaptureFailed, GraphPool
 from replica.memory import NotEnoughMemory, with_kv_pool
-from replica.runner import DecoderRunner
+from replica.model.loading import load_decoder
+from replica.model.runner import DecoderRunner
 from tests.gpu.engines import bench
 
 
@@ -67,6 +67,6 @@ def test_a_capture_that_fails_is_an_error_with_size_and_memory(runner, device):
 
 
 def _key():
-    from replica.graph_pool import GraphKey
+    from replica.device.graph_pool import GraphKey
 
     return GraphKey("forward", 0, 5)

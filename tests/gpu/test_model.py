@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replica.attention import AttentionMetadata, paged_attention
-from replica.loading import load_decoder
+from replica.model.attention import AttentionMetadata, paged_attention
+from replica.model.loading import load_decoder
 from tests.models import save_tiny
 
 LENGTH = 300

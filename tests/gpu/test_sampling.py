@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from replica.batch import Batch
 from replica.io_slot import (
     FIRST_STOP_ID,
     HOLD_UNTIL,
@@ -20,10 +19,11 @@ from replica.io_slot import (
     TOP_K,
     TOP_P,
 )
-from replica.logprobs import tell
 from replica.messages import MAX_BIASES
-from replica.sampler import Sampler, make_sampler
-from replica.shaping import IN_PROMPT
+from replica.sampling.logprobs import tell
+from replica.sampling.sampler import Sampler, make_sampler
+from replica.sampling.shaping import IN_PROMPT
+from replica.scheduling.batch import Batch
 
 ROWS = 60
 

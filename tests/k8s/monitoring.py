@@ -15,8 +15,8 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Histogram, Metric
 
-from serve_app.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics, RunningSum
-from serve_app.scaling_log import DecisionLog
+from serve_app.scaling.log import DecisionLog
+from serve_app.telemetry.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics, RunningSum
 from tests.k8s.manifests import Manifests
 
 OF_RAY = {"application", "deployment", "replica"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from replica.config import EngineConfig
-from replica.cpu.library import NoLibrary, load
+from replica.model.cpu.library import NoLibrary, load
 from tests.script import Bench, ScriptRunner
 
 

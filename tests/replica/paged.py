@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from replica.attention import AttentionMetadata, paged_attention
-from replica.cpu.native import NativeOps
-from replica.model import Decoder, ModelSpec
+from replica.model.attention import AttentionMetadata, paged_attention
+from replica.model.cpu.native import NativeOps
+from replica.model.decoder import Decoder, ModelSpec
 
 
 def attention_spec(heads: int, kv_heads: int, dim: int, layers: int) -> ModelSpec:

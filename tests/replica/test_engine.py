@@ -7,9 +7,9 @@ import inspect
 import pytest
 import torch
 
-from replica.budget import CostModel
 from replica.engine import Engine
 from replica.messages import Abort, Stop
+from replica.scheduling.budget import CostModel
 from tests.script import EOS, VOCAB, Bench, ScriptRunner, counting, submit
 
 BOTH = pytest.mark.parametrize("overlap", [True, False], ids=["overlap", "synchronous"])

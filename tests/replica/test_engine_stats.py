@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from replica.device.stream import HostDevice
 from replica.messages import Abort, Backlog
-from replica.stream import HostDevice
 from tests.script import Bench, ScriptRunner, submit
 
 

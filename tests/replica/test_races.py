@@ -9,8 +9,8 @@ import random
 
 import pytest
 
+from replica.device.stream import StreamFailure
 from replica.messages import Abort
-from replica.stream import StreamFailure
 from tests.models import save_tiny
 from tests.oracle import Oracle, decoder_runner
 from tests.races import lose_event, race_bench, release_early, write_state_from_h2d

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.batch import Batch
 from replica.messages import Abort, Backlog
-from replica.rows import Rows
+from replica.scheduling.batch import Batch
+from replica.scheduling.rows import Rows
 from replica.shares import share_out
 from tests.script import EOS, Bench, ScriptRunner, counting, submit
 

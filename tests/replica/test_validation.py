@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from replica.messages import MAX_BIASES, Command, Malformed, encode, read_command
 from replica.process import SocketChannel
-from replica.sequence import MAX_STOP_IDS
+from replica.scheduling.sequence import MAX_STOP_IDS
 from replica.validation import MAX_BAD_SEQUENCES, MAX_GRAMMAR_CHARS, check_submit
 from tests.script import EOS, VOCAB, Bench, ScriptRunner, counting, submit
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from replica.batch import Batch
 from replica.config import EngineConfig
-from replica.cost_fit import CostFit
+from replica.device.stream import HostDevice
 from replica.engine import Engine
 from replica.process import warm_up
-from replica.sampler import Sampler
-from replica.stream import HostDevice
+from replica.sampling.sampler import Sampler
+from replica.scheduling.batch import Batch
+from replica.scheduling.cost_fit import CostFit
 from replica.warm_up import Replay, WarmUp
 from tests.script import Bench, ScriptRunner, submit
 

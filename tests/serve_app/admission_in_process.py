@@ -12,7 +12,7 @@ from router.policy import FairPolicy
 from router.pricing import PriceList
 from router.router import Router
 from router.tenant import Tenant, Tenants
-from serve_app.admission_client import Hint
+from serve_app.fleet.admission_client import Hint
 
 TENANTS = Tenants(
     tenants=[

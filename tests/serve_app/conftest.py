@@ -14,10 +14,10 @@ import uvicorn
 from transformers import PreTrainedTokenizerFast
 
 from router.tenant import Tenant, Tenants, digest
-from serve_app.api import create_app
-from serve_app.limits import Limits
-from serve_app.offers import Offer
-from tests.serve_app.text import TextBackend, byte_tokenizer
+from serve_app.http.api import create_app
+from serve_app.http.models import Offer
+from serve_app.protocol.limits import Limits
+from tests.serve_app.text_backend import TextBackend, byte_tokenizer
 from tests.serve_app.tokenizers_made import smollm2_tokenizer
 
 KEY = "sk-acme-0123456789"

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 from replica.messages import Sampling
 from router.messages import Outcome
-from serve_app.admission_client import AdmissionClient
-from serve_app.backend import Generation
-from serve_app.fleet import Fleet
-from serve_app.step_streams import StepStreams
+from serve_app.fleet.admission_client import AdmissionClient
+from serve_app.fleet.fleet import Fleet
+from serve_app.fleet.step_streams import StepStreams
+from serve_app.protocol.backend import Generation
 from tests.serve_app.admission_in_process import TENANTS, AdmissionInProcess
 from tests.serve_app.transport import Transport
 

@@ -20,19 +20,19 @@ from router.policy import FairPolicy
 from router.pricing import PriceList, Prices
 from router.store import SqliteStore
 from router.tenant import Tenant, Tenants, digest
-from serve_app.admin import AdminApi
-from serve_app.admission_client import AdmissionClient
-from serve_app.api import create_app
-from serve_app.fleet import Fleet
-from serve_app.limits import Limits
-from serve_app.offers import Offer
-from serve_app.orders import OrderBook
-from serve_app.rate_headers import RateHeaders
-from serve_app.records import Records
-from serve_app.step_streams import StepStreams
-from serve_app.tenant_states import tenant_state
+from serve_app.fleet.admission_client import AdmissionClient
+from serve_app.fleet.fleet import Fleet
+from serve_app.fleet.orders import OrderBook
+from serve_app.fleet.step_streams import StepStreams
+from serve_app.http.admin import AdminApi
+from serve_app.http.api import create_app
+from serve_app.http.models import Offer
+from serve_app.http.rate_headers import RateHeaders
+from serve_app.protocol.limits import Limits
+from serve_app.telemetry.records import Records
+from serve_app.usage.tenant_states import tenant_state
 from tests.serve_app.admission_in_process import AdmissionInProcess
-from tests.serve_app.text import byte_tokenizer
+from tests.serve_app.text_backend import byte_tokenizer
 from tests.serve_app.transport import Transport
 
 PRICES = PriceList({"text": Prices(prompt=1.0, cached=0.5, output=2.0)})

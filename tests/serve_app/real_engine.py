@@ -12,7 +12,7 @@ import torch
 
 from replica.engine import Engine
 from replica.messages import Abort, Command, Output, StepReport, Stop, Submit
-from serve_app.backend import Delta, EngineFailure, Generation, ServedModel
+from serve_app.protocol.backend import Delta, EngineFailure, Generation, ServedModel
 
 
 class QueueChannel:

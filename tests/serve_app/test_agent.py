@@ -17,13 +17,13 @@ import torch
 from pydantic import BaseModel
 
 from replica.config import EngineConfig
-from replica.cpu.pack import choose, pack
 from replica.engine import Engine
-from replica.grammars import Grammars
-from replica.loading import load_decoder, load_spec, load_tokenizer
-from replica.runner import DecoderRunner
-from serve_app.backend import ServedModel
-from serve_app.limits import Limits
+from replica.model.cpu.pack import choose, pack
+from replica.model.loading import load_decoder, load_spec, load_tokenizer
+from replica.model.runner import DecoderRunner
+from replica.sampling.grammars import Grammars
+from serve_app.protocol.backend import ServedModel
+from serve_app.protocol.limits import Limits
 from tests.serve_app.conftest import KEY, Site, serve
 from tests.serve_app.real_engine import QueueChannel, RealEngine
 

@@ -12,7 +12,7 @@ import yaml
 
 from serve_app.app import Admission, Ingress, Replica
 from serve_app.check import DEPLOYMENTS, check_serve_config
-from serve_app.check_warnings import about, about_address
+from serve_app.checks.warnings import about, about_address
 from serve_app.settings import AppConfig
 from tests.models import save_tiny
 

@@ -15,8 +15,8 @@ import torch
 from msgspec.structs import replace
 
 from replica.messages import Submit
-from serve_app.parameters import sampling
-from serve_app.protocol import ChatRequest, CompletionRequest
+from serve_app.http.parameters import sampling
+from serve_app.protocol.requests import ChatRequest, CompletionRequest
 from tests.models import EOS_ID, VOCAB_SIZE
 from tests.reference import Reference
 from tests.serve_app.conftest import KEY, Site

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from serve_app.openapi import BODIES, ERROR
+from serve_app.http.openapi import BODIES, ERROR
 from tests.serve_app.asking import chat, text
 from tests.serve_app.conftest import Site
 

@@ -14,7 +14,7 @@ from router.messages import Outcome
 from router.policy import FairPolicy
 from router.quota import SPENT_S
 from router.tenant import Tenant
-from serve_app.mailbox import Mailbox
+from serve_app.fleet.mailbox import Mailbox
 from tests.router.world import Clock
 from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, key_of, metered_site, until
 from tests.serve_app.scripted_engine import STEP_GPU_S, token

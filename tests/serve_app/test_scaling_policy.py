@@ -11,9 +11,10 @@ from ray.serve._private.utils import get_capacity_adjusted_num_replicas
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from router.workload import Workload
-from serve_app import scaling_log, scaling_policy
+from serve_app import scaling_policy
+from serve_app.scaling import log as scaling_log
+from serve_app.scaling.signals import LOAD, record_workload
 from serve_app.scaling_policy import ScalingPolicy
-from serve_app.scaling_signals import LOAD, record_workload
 
 POOL, ADMISSION = DeploymentID("Replica", "app"), DeploymentID("Admission", "app")
 IDLE = dict.fromkeys(LOAD, 0.0) | {"spare": 1.0}

@@ -10,9 +10,9 @@ from typing import Any
 
 from replica.config import EngineConfig
 from replica.engine import Engine
-from replica.grammars import Grammars
-from serve_app.backend import ServedModel
-from serve_app.limits import Limits
+from replica.sampling.grammars import Grammars
+from serve_app.protocol.backend import ServedModel
+from serve_app.protocol.limits import Limits
 from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
 from tests.oracle import decoder_runner
 from tests.serve_app.conftest import Site, serve

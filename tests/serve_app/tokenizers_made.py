@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from replica.loading import load_tokenizer
+from replica.model.loading import load_tokenizer
 
 WORDS = ("Hello", "world", "a", "in", "jury", "Wörter", "한국", "日本")
 

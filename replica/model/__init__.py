@@ -1,0 +1,1 @@
+"""Weights, layers and attention: from a step's tokens to logits."""

@@ -1,0 +1,115 @@
+"""The arithmetic of a layer on a GPU: fused kernels, and for each product what was found fastest.
+
+Without plans every product is cuBLAS's, so that nothing depends on a kernel of ours having been
+tried on this GPU. `replica.model.gpu.tuning` finds plans.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from replica.model.gpu import elementwise
+from replica.model.gpu.dependent import launches_early
+from replica.model.gpu.room import rounded, with_room
+from replica.model.gpu.skinny import MAX_TOKENS, Plan, product, tile_tokens
+from replica.model.linear import Linear
+from replica.model.rotary import Rotation, angles
+
+Kind: TypeAlias = Literal["linear", "gated", "logits"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProductKey:
+    """All that the speed of a product depends on."""
+
+    kind: Kind
+    outputs: int
+    inputs: int
+    tokens: int
+    """Rounded up to what a program computes."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.outputs}x{self.inputs} of {self.tokens}"
+
+
+@dataclass(slots=True)
+class GpuOps:
+    """`replica.model.layer_ops.LayerOps`. A product is [parts, T, outputs]."""
+
+    device: torch.device
+    plans: dict[ProductKey, Plan | None] = field(default_factory=dict)
+    """None, or no entry: cuBLAS."""
+    rounds: bool = False
+    """cuBLAS gets round numbers of tokens only (`replica.model.gpu.room`)."""
+    dependent: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dependent = launches_early(self.device)
+
+    def for_chunks(self) -> GpuOps:
+        """cuBLAS takes half the host's time that our kernels for few tokens take to launch. Chunks
+        are of any length."""
+        return GpuOps(self.device, rounds=True)
+
+    def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
+        return Rotation(*angles(positions, frequencies))
+
+    def add_norm(self, residual: Tensor, update: Tensor | None, norm: nn.RMSNorm) -> Tensor:
+        assert norm.eps is not None
+        weight, eps = norm.weight, norm.eps
+        return elementwise.add_norm(residual, update, weight, eps, dependent=self.dependent)
+
+    def linear(self, x: Tensor, layer: Linear) -> Tensor:
+        plan = self._plan("linear", x, layer)
+        if plan is None:
+            return self._cublas(x, layer).unsqueeze(0)
+        return product(x, layer.weight, layer.bias, plan)
+
+    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
+        plan = self._plan("gated", x, gate_up)
+        if plan is None:
+            both = self._cublas(x, gate_up)
+            return elementwise.silu_and_multiply(both, dependent=self.dependent)
+        return product(x, gate_up.weight, None, plan, gated=True)[0]
+
+    def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
+        """As of every kind of these. With `rounds` rows behind those of `out` are written, too, as
+        far as there are any."""
+        plan = self._plan("logits", x, head)
+        if plan is not None:
+            product(x, head.weight, None, plan, out=out)
+            return
+        if self.rounds:
+            x, out = _rounded_logits(x, out)
+        if x.dtype == torch.float32:
+            torch.mm(x, head.weight.t(), out=out)
+        else:
+            torch.mm(x, head.weight.t(), out_dtype=torch.float32, out=out)
+
+    def _cublas(self, x: Tensor, layer: Linear) -> Tensor:
+        """[T, outputs]"""
+        rows = with_room(x) if self.rounds else x
+        return F.linear(rows, layer.weight, layer.bias)[: len(x)]
+
+    def _plan(self, kind: Kind, x: Tensor, layer: Linear) -> Plan | None:
+        if len(x) > MAX_TOKENS:
+            return None
+        return self.plans.get(product_key(kind, layer, len(x)))
+
+
+def _rounded_logits(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with as many rows as is round, or as there are."""
+    there = (out.untyped_storage().nbytes() // out.itemsize - out.storage_offset()) // out.stride(0)
+    count = min(rounded(len(x)), there)
+    rows = x.new_empty(count, x.shape[1])
+    rows[: len(x)] = x
+    return rows, out.as_strided((count, out.shape[1]), out.stride())
+
+
+def product_key(kind: Kind, layer: Linear, tokens: int) -> ProductKey:
+    return ProductKey(kind, layer.out_features, layer.in_features, tile_tokens(tokens))

@@ -1,0 +1,111 @@
+"""Learns what steps cost on this device: from steps timed at start, and from real ones ever after.
+
+Least squares over relative errors, so that short steps count as much as long ones, with no
+negative coefficient. What was timed at start stays in; real steps are forgotten by and by. So a
+device that slows down is followed, and traffic of one kind does not unlearn the others.
+Pure CPU work on numbers: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import product
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from replica.scheduling.batch import Batch, Int32s
+from replica.scheduling.budget import CostModel
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+SCALES = np.array([1.0, 1e3, 1e5, 1e8])
+"""Of constant, tokens, keys and pairs, so that the equations are of one size."""
+FORGET = 0.98
+"""Weight of the real steps so far when one more comes: the last fifty count."""
+FAR = 2.0
+"""A real step counts as at most so many times faster or slower than expected: it may have been
+held up by something that is not its own."""
+NEAR = 1.15
+"""A timed step this close to the briefest one was held up by its launches: what the device did
+meanwhile is not known from it."""
+ENOUGH = 2 * len(SCALES)
+"""Steps that tell the device's part; with fewer, all count."""
+RIDGE, TINY = 1e-9, 1e-30
+"""What keeps equations apart that hardly differ, and those that there are none of."""
+_KEPT = np.array(list(product((0.0, 1.0), repeat=len(SCALES)))[1:])
+"""[15, 4]: which coefficients are not zero, in every way."""
+
+
+def step_work(starts: Int32s, lengths: Int32s) -> Floats:
+    """float64 [4]: what the cost model counts of a step whose rows, [B], begin there and are so
+    long."""
+    pairs = lengths * (starts + lengths / 2)
+    return np.array([1.0, lengths.sum(), (starts + lengths).sum(), pairs.sum()], np.float64)
+
+
+def predicted_ms(model: CostModel, work: Floats) -> float:
+    """Of a step, by the work in it."""
+    return max(model.floor_ms, _computed_ms(model, work))
+
+
+def _computed_ms(model: CostModel, work: Floats) -> float:
+    """The device's part."""
+    return float(np.dot([model.fixed_ms, model.token_ms, model.key_ms, model.pair_ms], work))
+
+
+@dataclass(slots=True)
+class _Equations:
+    """Normal equations of x * c = 1, where x is a step's work over its milliseconds."""
+
+    left: Floats = field(default_factory=lambda: np.zeros((len(SCALES), len(SCALES))))
+    right: Floats = field(default_factory=lambda: np.zeros(len(SCALES)))
+
+    def add(self, work: Floats, ms: float, forget: float = 1.0) -> None:
+        x = work / SCALES / ms
+        self.left = self.left * forget + np.outer(x, x)
+        self.right = self.right * forget + x
+
+
+class CostFit:
+    """The newest cost model, in `model`."""
+
+    def __init__(self, timed: Iterable[tuple[Floats, float]] = ()) -> None:
+        """timed: steps that were timed at start, (work, milliseconds)."""
+        self.model = CostModel()
+        self._start, self._recent = _Equations(), _Equations()
+        steps = list(timed)
+        self._floor_ms = min((ms for _, ms in steps), default=0.0)
+        computed = [(work, ms) for work, ms in steps if ms > NEAR * self._floor_ms]
+        for work, ms in computed if len(computed) > ENOUGH else steps:
+            self._start.add(work, ms)
+        self._solve()
+
+    def observe(self, batch: Batch, ms: float) -> None:
+        """A real step."""
+        if ms <= 0:
+            return
+        work = step_work(batch.starts, batch.lengths)
+        expected = predicted_ms(self.model, work)
+        ms = min(max(ms, expected / FAR), expected * FAR) if expected > 0 else ms
+        if _computed_ms(self.model, work) > self._floor_ms:
+            self._recent.add(work, ms, FORGET)
+        else:
+            self._floor_ms += (1 - FORGET) * (ms - self._floor_ms)
+        self._solve()
+
+    def _solve(self) -> None:
+        """Of all sets of coefficients that may differ from zero, the best with none below it."""
+        left = self._start.left + self._recent.left
+        # Relative to each: devices differ by factors of thousands.
+        left = left + np.diag(RIDGE * np.diag(left) + TINY)
+        right = self._start.right + self._recent.right
+        masked = left * _KEPT[:, :, None] * _KEPT[:, None, :]
+        masked += np.eye(len(SCALES)) * (1 - _KEPT)[:, :, None]
+        found = np.linalg.solve(masked, (right * _KEPT)[:, :, None])[:, :, 0]
+        error = np.einsum("si,ij,sj->s", found, left, found) - 2 * found @ right
+        error[(found < 0).any(axis=1)] = np.inf
+        fixed, token, key, pair = (found[np.argmin(error)] / SCALES).tolist()
+        self.model = CostModel(fixed, token, key, pair, self._floor_ms)

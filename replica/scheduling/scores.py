@@ -1,0 +1,68 @@
+"""Log probabilities on the CPU: whose they are, and which prompt positions a step scores.
+
+Logits of prompt positions are wanted for these alone, so a step scores at most MAX_SCORES of
+them. Position p scores token p + 1. Pure CPU work on counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+
+import numpy as np
+
+from replica.messages import TokenLogprobs
+from replica.scheduling.batch import NOTHING_SCORED, Batch, Indices, Int32s, Scores, StepLogprobs
+from replica.scheduling.rows import Rows
+from replica.scheduling.sequence import Sequence
+
+
+def plan_scores(table: Rows, rows: Indices, starts: Int32s, ends: Int32s) -> Scores:
+    """What a step of these rows scores, which then counts as scored."""
+    first = np.maximum(starts, table.scored[rows])
+    counts = np.minimum(ends, table.score_end[rows]) - first
+    if not (counts > 0).any():
+        return NOTHING_SCORED
+    offsets = np.cumsum(ends - starts) - (ends - starts)  # of each row's first token in the step
+    tokens, targets, owners = [], [], []
+    for index in np.flatnonzero(counts > 0).tolist():
+        row, begin, count = rows[index], int(first[index]), int(counts[index])
+        at = int(offsets[index]) + begin - int(starts[index])
+        tokens.append(np.arange(at, at + count))
+        targets.append(table.tokens[row, begin + 1 : begin + 1 + count])
+        owners.append((index, count))
+        table.scored[row] = begin + count
+    return Scores(np.concatenate(tokens), np.concatenate(targets), tuple(owners))
+
+
+def deliver_scores(batch: Batch, told: StepLogprobs) -> None:
+    """Hand the log probabilities of a collected step to its sequences."""
+    at = 0
+    for index, count in batch.scores.owners:
+        sequence = batch.sequences[index]
+        alternatives = sequence.sampling.prompt_logprobs or 0
+        sequence.prompt_logprobs += [told.of(at + i, alternatives) for i in range(count)]
+        at += count
+
+
+def logprobs_of_tokens(
+    told: StepLogprobs | None, places: Iterable[int], asked: Int32s
+) -> Iterable[tuple[TokenLogprobs, ...]]:
+    """What each of S rows is told of its token. places: [S] of the rows among the step's results.
+    asked: [S] alternatives, below 0 where nothing is wanted. Without end if nobody asked."""
+    if told is None:
+        return repeat(())
+    wanted = zip(places, asked.tolist(), strict=True)
+    return [() if count < 0 else (told.of(place, count),) for place, count in wanted]
+
+
+def logprobs_of_prompts(
+    sequences: Iterable[Sequence], offsets: Iterable[int], score_ends: Int32s
+) -> Iterable[tuple[TokenLogprobs, ...]]:
+    """They come with a sequence's first token. Without end if nobody asked."""
+    if not score_ends.any():
+        return repeat(())
+    return [
+        () if offset else tuple(sequence.prompt_logprobs)
+        for sequence, offset in zip(sequences, offsets, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""From an admitted request to a replica's engine and back."""

@@ -1,0 +1,118 @@
+"""What administrators order while the service runs: tenants are paused, requests are stopped.
+
+Admission keeps the orders and every ingress obeys them: one that was told of an order refuses
+what comes and ends what it has. The module knows neither HTTP nor Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from router.messages import RequestInfo, Sync
+from serve_app.protocol.backend import Stopped
+
+TOLD_S = 60.0
+"""So long ingresses are told of a request that was stopped: an id never comes again."""
+MAX_LISTED = 1000
+"""Requests that are told at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    paused: frozenset[str] = frozenset()
+    """Tenants."""
+    stopped: frozenset[str] = frozenset()
+    """Ids of answers, or of one of their sequences."""
+
+    def against(self, request: RequestInfo) -> Stopped | None:
+        """Why a request may not go on, if so."""
+        if request.tenant in self.paused:
+            return Stopped("This tenant is paused by an administrator.", "tenant_paused")
+        if not self.stopped.isdisjoint((request.request_id, answer_id(request))):
+            return Stopped("An administrator has stopped this request.", "request_stopped")
+        return None
+
+
+NO_ORDERS = Orders()
+
+
+def answer_id(request: RequestInfo) -> str:
+    """What the client calls the answer that a sequence belongs to."""
+    return request.request_id.rpartition("-")[0]
+
+
+class OrderBook:
+    """Admission's. It also knows what each ingress has shown last."""
+
+    def __init__(self) -> None:
+        self._paused: dict[str, bool] = {}
+        """False of a tenant that was resumed."""
+        self._stopped: dict[str, float] = {}
+        """When that was, by id."""
+        self._shown: dict[str, Sync] = {}
+
+    @property
+    def orders(self) -> Orders:
+        """Those that stand now."""
+        oldest = time.monotonic() - TOLD_S
+        self._stopped = {name: at for name, at in self._stopped.items() if at > oldest}
+        paused = (name for name, is_paused in self._paused.items() if is_paused)
+        return Orders(frozenset(paused), frozenset(self._stopped))
+
+    def pause(self, tenant: str, on: bool) -> None:
+        self._paused[tenant] = on
+
+    def stop(self, name: str) -> int:
+        """Of an answer or a sequence. Returns how many sequences that are."""
+        found = sum(name in (info.request_id, answer_id(info)) for info, *_ in self._open())
+        if found:
+            self._stopped[name] = time.monotonic()
+        return found
+
+    def learn(self, paused: Collection[str]) -> bool:
+        """Tenants that an earlier Admission had paused, unless this one was told otherwise.
+        Returns whether one is news."""
+        news = [name for name in paused if name not in self._paused]
+        self._paused |= dict.fromkeys(news, True)
+        return bool(news)
+
+    def show(self, sync: Sync) -> None:
+        """What an ingress has now."""
+        self._shown[sync.ingress] = sync
+
+    def forget(self, ingresses: Collection[str]) -> None:
+        """All but these are gone."""
+        self._shown = {name: self._shown[name] for name in self._shown if name in ingresses}
+
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """By tenant, requests that wait and that run."""
+        found: dict[str, list[int]] = {}
+        for info, replica, _ in self._open():
+            found.setdefault(info.tenant, [0, 0])[bool(replica)] += 1
+        return {name: (waiting, running) for name, (waiting, running) in found.items()}
+
+    def requests(self, tenant: str | None) -> list[dict[str, Any]]:
+        """Sequences that wait or run, of one tenant or of all, `MAX_LISTED` at most."""
+        found = (each for each in self._open() if tenant in (None, each[0].tenant))
+        return [
+            {
+                "id": answer_id(info) or info.request_id,
+                "sequence": info.request_id,
+                "tenant": info.tenant,
+                "model": info.model,
+                "state": "running" if replica else "waiting",
+                "replica": replica or None,
+                "prompt_tokens": info.prompt_tokens,
+                "output_tokens": produced,
+            }
+            for (info, replica, produced), _ in zip(found, range(MAX_LISTED), strict=False)
+        ]
+
+    def _open(self) -> Iterator[tuple[RequestInfo, str, int]]:
+        """With its replica, if it runs, and its output."""
+        for sync in self._shown.values():
+            yield from ((info, "", 0) for info in sync.waiting)
+            yield from ((lease.request, lease.replica, lease.produced) for lease in sync.leases)

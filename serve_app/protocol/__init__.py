@@ -1,0 +1,1 @@
+"""What requests, errors and back ends are, whatever carries them."""

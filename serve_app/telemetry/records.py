@@ -1,0 +1,215 @@
+"""A record of each HTTP request: a line in the log when it is over, and a count of each refusal.
+
+The middleware opens a record; whoever serves the request in its context notes in it what it
+learns. What a client writes is bounded here, and so are the lines of one tenant: a flood must
+not push those of all others out of the files. The module knows neither routes nor Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.rate import Bucket
+
+if TYPE_CHECKING:
+    from serve_app.protocol.errors import ApiError
+
+logger = logging.getLogger(__name__)
+
+LINES_PER_MINUTE = 3000
+"""Of one tenant, and of all without a key, at one ingress: of what was refused, and again of the
+rest. What is left out is counted in the next line."""
+MAX_TEXT = 200
+MAX_REPLICAS = 8
+PROBES = frozenset({"/health", "/ready"})
+"""Asked every second, and answered with a 503 until all is up: only a failure is worth a line."""
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+@dataclass(slots=True)
+class SequenceRecord:
+    """One sequence of a request. Its owner writes it."""
+
+    prompt_tokens: int
+    replicas: list[str] = field(default_factory=list)
+    """One for each attempt."""
+    queued_s: float = 0.0
+    """Waited for grants."""
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    request_id: str = ""
+    """X-Request-ID."""
+    answer_id: str = ""
+    """What the client is told as its answer's id; `/admin/requests` knows it by this."""
+    model: str = ""
+    error: ApiError | None = None
+    """What the client was told, as its status or inside the stream."""
+    sequences: list[SequenceRecord] = field(default_factory=list)
+    status: int = 0
+    """0 until the answer begins."""
+    complete: bool = False
+    """The client was sent all of it."""
+
+    @property
+    def tenant(self) -> str:
+        """Empty without a valid key."""
+        tenant = self.scope.get("state", {}).get("tenant")
+        return tenant.id if tenant is not None else ""
+
+    @property
+    def outcome(self) -> str:
+        error = self.error
+        if error is not None:
+            if self.status == 200 and error.code in ("tenant_paused", "request_stopped"):
+                return "cancelled"
+            ours = error.code in ("server_error", "engine_failure")
+            return "failed" if ours or self.status == 200 else "refused"
+        if not self.complete:
+            return "cancelled"
+        return "refused" if self.status >= 400 else "succeeded"
+
+    @property
+    def reason(self) -> str:
+        """One of few: the code of the error, or its status."""
+        if self.error is None:
+            return f"http_{self.status}"
+        return self.error.code or f"http_{self.error.status}"
+
+    def add_sequence(self, prompt_tokens: int) -> SequenceRecord:
+        sequence = SequenceRecord(prompt_tokens)
+        self.sequences.append(sequence)
+        return sequence
+
+    def fields(self) -> dict[str, object]:
+        """What its line has beside the fields of its context; values for JSON."""
+        told: dict[str, object] = {"status": self.status, "outcome": self.outcome}
+        if self.error is not None:
+            told |= {"reason": self.reason, "error": self.error.message[:MAX_TEXT]}
+            if self.error.param:
+                told["param"] = self.error.param[:MAX_TEXT]
+        told |= {name: value for name in ("model", "answer_id") if (value := getattr(self, name))}
+        return told | (_sums(self.sequences) if self.sequences else {})
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+
+
+def current() -> RequestRecord:
+    """That of the request that is served; elsewhere one that nobody reads."""
+    return _current.get() or RequestRecord()
+
+
+def context() -> dict[str, object]:
+    """Fields of each line that is logged while a request is served."""
+    record = _current.get()
+    return {} if record is None else {"request_id": record.request_id, "tenant": record.tenant}
+
+
+class Records:
+    """ASGI middleware around all that answers."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        refusals: Counter[tuple[str, str]],
+        request_id: Callable[[], str] = lambda: "",
+    ) -> None:
+        """refusals: by tenant and reason, counted up here. request_id: what a proxy has called
+        the request that is served, where no header says it."""
+        self._app, self._refusals, self._given_id = app, refusals, request_id
+        self._lines = _Lines()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(scope, _request_id(scope, self._given_id()))
+        began = time.monotonic()
+
+        async def noting(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            elif message["type"] == "http.response.body":
+                record.complete = not message.get("more_body", False)
+
+        token = _current.set(record)
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            self._close(record, time.monotonic() - began)
+            _current.reset(token)
+
+    def _close(self, record: RequestRecord, seconds: float) -> None:
+        outcome, scope = record.outcome, record.scope
+        path = str(scope.get("path", ""))
+        if path in PROBES and outcome != "failed":
+            return
+        if outcome in ("refused", "failed"):
+            self._refusals[record.tenant, record.reason] += 1
+        left_out = self._lines.take(record.tenant, outcome == "refused")
+        if left_out is None:
+            return
+        fields = record.fields() | {"seconds": round(seconds, 4)}
+        if not record.tenant and scope.get("client"):
+            fields["client"] = str(scope["client"][0])
+        if left_out:
+            fields["left_out"] = left_out
+        level = logging.WARNING if outcome == "failed" else logging.INFO
+        line = f"{scope['method']} {path}"[:MAX_TEXT]
+        logger.log(level, "%s", line, extra={"fields": fields})
+
+
+class _Lines:
+    """How many each tenant may have."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, bool], Bucket] = {}
+        self._left_out: Counter[tuple[str, bool]] = Counter()
+
+    def take(self, tenant: str, refused: bool) -> int | None:
+        """How many were left out before this one; None leaves this one out, too."""
+        key, now = (tenant, refused), time.monotonic()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(LINES_PER_MINUTE, now)
+        if bucket.level(now) < 1:
+            self._left_out[key] += 1
+            return None
+        bucket.take(1)
+        return self._left_out.pop(key, 0)
+
+
+def _request_id(scope: Scope, given: str) -> str:
+    """The client's, if it is short and plain."""
+    found = Headers(scope=scope).get("x-request-id", given)
+    return found if _SANE_ID.fullmatch(found) else uuid.uuid4().hex
+
+
+def _sums(sequences: list[SequenceRecord]) -> dict[str, object]:
+    replicas = dict.fromkeys(name for each in sequences for name in each.replicas)
+    return {
+        "sequences": len(sequences),
+        "replicas": list(replicas)[:MAX_REPLICAS],
+        "queued_s": round(max(each.queued_s for each in sequences), 4),
+        "prompt_tokens": sum(each.prompt_tokens for each in sequences),
+        "cached_tokens": sum(each.cached_tokens for each in sequences),
+        "output_tokens": sum(each.output_tokens for each in sequences),
+    }

@@ -1,0 +1,1 @@
+"""Between text and tokens: templates, tool calls, stop strings, log probabilities, grammars."""

@@ -1,0 +1,1 @@
+"""What comes before admission is refused, charged or taken in turns here."""

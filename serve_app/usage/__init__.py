@@ -1,0 +1,1 @@
+"""What tenants used, kept beyond the processes that count it."""

@@ -1,0 +1,94 @@
+"""The cost model is found again from steps that follow it, and follows steps that do not."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replica.scheduling.batch import Batch
+from replica.scheduling.budget import CostModel
+from replica.scheduling.cost_fit import FAR, CostFit, predicted_ms, step_work
+
+H200 = CostModel(fixed_ms=3.0, token_ms=0.019, key_ms=3e-5, pair_ms=2.1e-6, floor_ms=8.5)
+"""About an 8B model."""
+
+
+def chunk(start: int, count: int) -> Batch:
+    from dataclasses import replace
+
+    lengths, starts = np.array([count], np.int32), np.array([start], np.int32)
+    return replace(Batch.padding(1), starts=starts, lengths=lengths)
+
+
+def cost(model: CostModel, batch: Batch) -> float:
+    return predicted_ms(model, step_work(batch.starts, batch.lengths))
+
+
+def calibrated(model: CostModel) -> CostFit:
+    sizes = [
+        step_work(np.array([depth]), np.array([count]))
+        for depth in (0, 16_384, 65_536, 122_880)
+        for count in (4, 16, 128, 1024, 4096)
+    ]
+    return CostFit((work, predicted_ms(model, work)) for work in sizes)
+
+
+@given(
+    st.floats(0, 20),
+    st.floats(1e-4, 2),
+    st.sampled_from([0, 1e-6, 1e-4, 1e-2]),
+    st.sampled_from([1e-8, 2e-6, 1e-4, 1.2e-3, 1e-2]),
+)
+def test_a_device_that_follows_the_model_is_predicted_at_every_depth(fixed, token, key, pair):
+    true = CostModel(fixed, token, key, pair)
+    found = calibrated(true).model
+    for depth, count in ((0, 8192), (30_000, 7), (120_000, 8192), (100_000, 500)):
+        batch = chunk(depth, count)
+        assert cost(found, batch) == pytest.approx(cost(true, batch), rel=0.02)
+    assert min(found.fixed_ms, found.token_ms, found.key_ms, found.pair_ms) >= 0
+
+
+def test_a_device_that_slows_down_is_followed():
+    fit, rng = calibrated(H200), random.Random(0)
+    for _ in range(400):
+        batch = chunk(rng.randrange(120_000), rng.randint(1, 8192))
+        fit.observe(batch, 1.5 * cost(H200, batch))
+    errors = []
+    for _ in range(200):
+        batch = chunk(rng.randrange(120_000), rng.randint(64, 8192))
+        errors.append(abs(cost(fit.model, batch) / cost(H200, batch) / 1.5 - 1))
+    assert sorted(errors)[180] < 0.15
+
+
+def test_traffic_of_one_kind_does_not_unlearn_the_others():
+    fit = calibrated(H200)
+    for _ in range(2000):
+        fit.observe(chunk(0, 512), cost(H200, chunk(0, 512)))
+    far = chunk(120_000, 4096)
+    assert cost(fit.model, far) == pytest.approx(cost(H200, far), rel=0.02)
+
+
+def test_launches_that_slow_down_are_followed_and_teach_nothing_about_the_device():
+    fit, brief, long = calibrated(H200), chunk(0, 32), chunk(60_000, 4096)
+    assert cost(fit.model, brief) == pytest.approx(8.5)
+    for _ in range(400):
+        fit.observe(brief, 12.0)
+    assert cost(fit.model, brief) == pytest.approx(12.0, rel=0.01)
+    assert cost(fit.model, long) == pytest.approx(cost(H200, long), rel=0.02)
+
+
+def test_one_step_that_was_held_up_changes_little():
+    fit, batch = calibrated(H200), chunk(60_000, 2048)
+    fit.observe(batch, 5000.0)
+    assert cost(fit.model, batch) < FAR / 1.5 * cost(H200, batch)
+
+
+def test_a_step_without_time_teaches_nothing():
+    fit = calibrated(H200)
+    before = fit.model
+    fit.observe(chunk(0, 512), 0.0)
+    assert fit.model == before
