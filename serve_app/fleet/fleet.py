@@ -30,6 +30,7 @@ from serve_app.protocol.backend import (
     Unavailable,
 )
 from serve_app.telemetry import records
+from serve_app.telemetry.breakdown import Phase
 from serve_app.telemetry.records import SequenceRecord
 
 MAX_LOST_REPLICAS = 2
@@ -141,21 +142,21 @@ class Fleet:
             priority=generation.priority,
             group=generation.group,
         )
-        record = records.current().add_sequence(request.prompt_tokens)
         output_ids: list[int] = []
         losses = 0
-        while True:
-            try:
-                attempt = self._attempt(generation, request, output_ids, record)
-                async with aclosing(attempt) as deltas:
-                    async for delta in deltas:
-                        yield delta
-                return
-            except ReplicaLost as lost:
-                losses += lost.suspect
-                if losses >= MAX_LOST_REPLICAS:
-                    raise EngineFailure(str(lost)) from lost
-            request = replace(request, attempt=request.attempt + 1)
+        with records.current().sequence(request.prompt_tokens) as record:
+            while True:
+                try:
+                    attempt = self._attempt(generation, request, output_ids, record)
+                    async with aclosing(attempt) as deltas:
+                        async for delta in deltas:
+                            yield delta
+                    return
+                except ReplicaLost as lost:
+                    losses += lost.suspect
+                    if losses >= MAX_LOST_REPLICAS:
+                        raise EngineFailure(str(lost)) from lost
+                request = replace(request, attempt=request.attempt + 1)
 
     async def _attempt(
         self,
@@ -179,6 +180,7 @@ class Fleet:
         async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
             async for output in outputs:
                 output_ids += output.token_ids
+                record.reach(Phase.DECODE)
                 told = bool(submit.prior_output_ids)  # by the attempt that made them
                 cached = 0 if told else min(output.cached_tokens, len(generation.prompt_ids))
                 record.cached_tokens = max(record.cached_tokens, cached)
@@ -192,11 +194,13 @@ class Fleet:
 
     async def _granted(self, request: RequestInfo, record: SequenceRecord) -> Grant:
         asked_at = time.monotonic()
+        record.reach(Phase.ADMISSION)
         try:
             grant = await self._admission.acquire(request)
         finally:
             record.queued_s += time.monotonic() - asked_at
         record.replicas.append(grant.replica)
+        record.reach(Phase.FIRST_TOKEN)
         return grant
 
 

@@ -14,6 +14,8 @@ from serve_app.http.choices import Choice, Piece, follow_all
 from serve_app.http.pacing import Outgoing, Pace
 from serve_app.http.replies import KEEP_ALIVE, Reply, Usage, usage
 from serve_app.protocol.backend import Backend
+from serve_app.telemetry import records
+from serve_app.telemetry.breakdown import Phase
 from serve_app.throttling.fair_work import Run
 
 INLINE_TOLD = 200
@@ -52,7 +54,8 @@ class Answer:
 
     async def _written(self, pieces: Sequence[Piece], write: Callable[[], bytes]) -> bytes:
         told = sum(len(piece.tokens) + len(piece.prompt_logprobs) for piece in pieces)
-        return write() if told <= INLINE_TOLD else await self.run(write)
+        with records.current().breakdown.during(Phase.TEXT):
+            return write() if told <= INLINE_TOLD else await self.run(write)
 
     def _best(self, pieces: list[Piece]) -> tuple[list[Piece], list[Choice]]:
         """The pieces and choices that are shown: all, or the likeliest `keep` of each prompt."""

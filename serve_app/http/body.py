@@ -16,6 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from serve_app.protocol.errors import ApiError, from_validation, invalid
 from serve_app.protocol.json_parts import MAX_PARTS, MAX_VALUES, Allowance
+from serve_app.telemetry import records
+from serve_app.telemetry.breakdown import Phase
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -40,6 +42,7 @@ class Bodies:
         """
         _require_plain_json(request)
         body = await self._receive(request)
+        records.current().breakdown.enter(Phase.PREPARE)
         if len(body) <= LARGE_BYTES:
             return parse(kind, body)
         turn = self._turns.setdefault(request.state.tenant.id, asyncio.Lock())

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from replica.messages import TokenLogprobs
 from serve_app.protocol.backend import Backend, Delta, EngineFailure, Enough, Generation
+from serve_app.telemetry import records
+from serve_app.telemetry.breakdown import Phase
 from serve_app.text.logprobs import ToldToken
 from serve_app.text.sequence_text import Ending, SequenceText
 
@@ -61,9 +63,11 @@ class Choice:
         EngineFailure if the sequence ends without a reason that a client may see.
         """
         begun = False
+        text_time = records.current().breakdown.during(Phase.TEXT)
         async with aclosing(backend.generate(self.generation)) as deltas:
             async for delta in deltas:
-                piece = self._read(delta)
+                with text_time:
+                    piece = self._read(delta)
                 if piece.ending is not None:
                     await self._settle(deltas)
                     yield piece

@@ -20,6 +20,7 @@ from serve_app.http.deadline import within
 from serve_app.http.replies import error_event
 from serve_app.protocol.errors import from_exception
 from serve_app.telemetry import records
+from serve_app.telemetry.breakdown import timing_comment
 
 T = TypeVar("T")
 
@@ -73,7 +74,9 @@ class EventStream(Response):
                 raise
             told = records.current().error = from_exception(error)
             await self._send(send, error_event(told.body()))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        record = records.current()
+        timing = timing_comment(record.breakdown.so_far()) if record.wants_timing else b""
+        await send({"type": "http.response.body", "body": timing, "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
         if not self._begun:

@@ -12,15 +12,17 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.rate import Bucket
+from serve_app.telemetry.breakdown import Breakdown, Phase, furthest, server_timing
 
 if TYPE_CHECKING:
     from serve_app.protocol.errors import ApiError
@@ -35,13 +37,16 @@ MAX_REPLICAS = 8
 PROBES = frozenset({"/health", "/ready"})
 """Asked every second, and answered with a 503 until all is up: only a failure is worth a line."""
 
+TIMING_HEADER = b"x-fairstream-timing"
+
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(slots=True)
 class SequenceRecord:
-    """One sequence of a request. Its owner writes it."""
+    """One sequence of a request. Its owner writes it, and says how far it is."""
 
+    request: RequestRecord
     prompt_tokens: int
     replicas: list[str] = field(default_factory=list)
     """One for each attempt."""
@@ -49,6 +54,14 @@ class SequenceRecord:
     """Waited for grants."""
     cached_tokens: int = 0
     output_tokens: int = 0
+    phase: Phase | None = Phase.ADMISSION
+    """None once it has ended."""
+
+    def reach(self, phase: Phase | None) -> None:
+        """It is that far now; None: it has ended."""
+        if phase is not self.phase:
+            self.phase = phase
+            self.request.advance()
 
 
 @dataclass(slots=True)
@@ -66,12 +79,19 @@ class RequestRecord:
     """0 until the answer begins."""
     complete: bool = False
     """The client was sent all of it."""
+    breakdown: Breakdown = field(default_factory=Breakdown)
 
     @property
     def tenant(self) -> str:
         """Empty without a valid key."""
         tenant = self.scope.get("state", {}).get("tenant")
         return tenant.id if tenant is not None else ""
+
+    @property
+    def wants_timing(self) -> bool:
+        """The client asks to be told where the time went."""
+        headers = self.scope.get("headers", ())
+        return any(name == TIMING_HEADER and value != b"0" for name, value in headers)
 
     @property
     def outcome(self) -> str:
@@ -92,10 +112,22 @@ class RequestRecord:
             return f"http_{self.status}"
         return self.error.code or f"http_{self.error.status}"
 
-    def add_sequence(self, prompt_tokens: int) -> SequenceRecord:
-        sequence = SequenceRecord(prompt_tokens)
+    @contextmanager
+    def sequence(self, prompt_tokens: int) -> Iterator[SequenceRecord]:
+        """One more, until it ends."""
+        sequence = SequenceRecord(self, prompt_tokens)
         self.sequences.append(sequence)
-        return sequence
+        self.advance()
+        try:
+            yield sequence
+        finally:
+            sequence.reach(None)
+
+    def advance(self) -> None:
+        """To where its sequences are now."""
+        phase = furthest(each.phase for each in self.sequences if each.phase is not None)
+        if phase is not None:
+            self.breakdown.enter(phase)
 
     def fields(self) -> dict[str, object]:
         """What its line has beside the fields of its context; values for JSON."""
@@ -141,10 +173,13 @@ class Records:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(scope, _request_id(scope, self._given_id()))
-        began = time.monotonic()
 
         async def noting(message: Message) -> None:
-            await send(message)
+            if message["type"] == "http.response.start" and record.wants_timing:
+                timing = server_timing(record.breakdown.so_far())
+                MutableHeaders(scope=message)["Server-Timing"] = timing
+            with record.breakdown.during(Phase.SEND):
+                await send(message)
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             elif message["type"] == "http.response.body":
@@ -154,11 +189,12 @@ class Records:
         try:
             await self._app(scope, receive, noting)
         finally:
-            self._close(record, time.monotonic() - began)
+            self._close(record)
             _current.reset(token)
 
-    def _close(self, record: RequestRecord, seconds: float) -> None:
+    def _close(self, record: RequestRecord) -> None:
         outcome, scope = record.outcome, record.scope
+        phases = record.breakdown.so_far()
         path = str(scope.get("path", ""))
         if path in PROBES and outcome != "failed":
             return
@@ -167,7 +203,9 @@ class Records:
         left_out = self._lines.take(record.tenant, outcome == "refused")
         if left_out is None:
             return
-        fields = record.fields() | {"seconds": round(seconds, 4)}
+        fields = record.fields() | {"seconds": round(sum(phases.values()), 4)}
+        if record.sequences:
+            fields["phases"] = {phase.value: round(s, 4) for phase, s in phases.items()}
         if not record.tenant and scope.get("client"):
             fields["client"] = str(scope["client"][0])
         if left_out:
