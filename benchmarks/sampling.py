@@ -26,8 +26,9 @@ from replica.io_slot import (
     TOP_P,
 )
 from replica.messages import MAX_BIASES, MAX_LOGPROBS
+from replica.sampling.backends import make_sampler
 from replica.sampling.logprobs import tell
-from replica.sampling.sampler import Sampler, make_sampler
+from replica.sampling.sampler import Sampler
 from replica.scheduling.batch import Batch
 
 ALL: dict[int, float] = {TEMPERATURE: 0.8, TOP_P: 0.95, MIN_P: 0.01}

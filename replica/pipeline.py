@@ -28,9 +28,9 @@ from replica.device.graph_pool import GraphKey, Graphs, NoGraphs, SamplingKind
 from replica.device.stream import Device, Event, Work
 from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
 from replica.model.runner import ModelRunner
+from replica.sampling.backends import make_sampler
 from replica.sampling.logprobs import tell
 from replica.sampling.masks import MaskBuilder
-from replica.sampling.sampler import make_sampler
 from replica.scheduling.batch import MAX_SCORES, Batch, StepOutput
 from replica.scheduling.rows import Rows
 

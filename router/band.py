@@ -78,6 +78,11 @@ class TenantQueue:
         """Requests that wait."""
         return len(self.waiting) + sum(map(len, self.later.values()))
 
+    def activate(self) -> None:
+        """Take part in the order, if anything waits: one more may run."""
+        if self.waiting:
+            self.band.activate(self)
+
     def add(self, request: Request, *, front: bool = False) -> None:
         """Let a request wait behind those of its priority, or before them."""
         priority = request.info.priority

@@ -6,10 +6,21 @@ It knows the tenant's queues, one per pool, but neither order nor replicas.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from router.band import TenantQueue
+
+class Queue(Protocol):
+    """Of one tenant, in one pool."""
+
+    eligible: bool
+    """It takes part in the order."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+
+    def activate(self) -> None:
+        """Take part, if anything waits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,7 +30,7 @@ class Concurrency:
     limit: int = 0
     running: int = 0
     """More than the limit where that has fallen, or where work that runs became known late."""
-    queues: list[TenantQueue] = field(default_factory=list)
+    queues: list[Queue] = field(default_factory=list)
 
     @property
     def free(self) -> bool:
@@ -40,8 +51,7 @@ class Concurrency:
     def activate(self) -> None:
         """A place has become free where there was none."""
         for queue in self.queues:
-            if queue.waiting:
-                queue.band.activate(queue)
+            queue.activate()
 
     def suspend(self) -> None:
         """All places are taken."""

@@ -56,7 +56,7 @@ class Gate:
     def _is_closed(self, tenant: str) -> bool:
         """Whether nothing more may wait, and nothing would start at once, for whichever model."""
         concurrency = self._pools.accounts.concurrencies[tenant]
-        starts = concurrency.free and not all(queue.waiting for queue in concurrency.queues)
+        starts = concurrency.free and not all(queue.queued for queue in concurrency.queues)
         return not starts and not self.has_room(tenant)
 
     def overdue(self, info: RequestInfo) -> Refusal:

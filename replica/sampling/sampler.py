@@ -98,16 +98,6 @@ class Sampler:
         return bits.flatten(1)[:, : self.vocab_size].bool()
 
 
-def make_sampler(max_rows: int, vocab_size: int, device: torch.device) -> Sampler:
-    """The one for that device."""
-    if device.type == "cpu":
-        return Sampler(max_rows, vocab_size, device)
-    # Triton is installed where there is a GPU only.
-    from replica.sampling.gpu.sampler import GpuSampler
-
-    return GpuSampler(max_rows, vocab_size, device)
-
-
 def _draw(batch: Batch, logits: Tensor, ints: Tensor, floats: Tensor, positions: Tensor) -> Tensor:
     """int64 [S]: inverse transform sampling, one uniform number per row.
 

@@ -16,16 +16,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.rate import Bucket
 from serve_app.telemetry.breakdown import Breakdown, Phase, furthest, server_timing
-
-if TYPE_CHECKING:
-    from serve_app.protocol.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +37,15 @@ PROBES = frozenset({"/health", "/ready"})
 TIMING_HEADER = b"x-fairstream-timing"
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Error(Protocol):
+    """What the client is told instead of an answer."""
+
+    status: int
+    message: str
+    param: str | None
+    code: str | None
 
 
 @dataclass(slots=True)
@@ -72,7 +78,7 @@ class RequestRecord:
     answer_id: str = ""
     """What the client is told as its answer's id; `/admin/requests` knows it by this."""
     model: str = ""
-    error: ApiError | None = None
+    error: Error | None = None
     """What the client was told, as its status or inside the stream."""
     sequences: list[SequenceRecord] = field(default_factory=list)
     status: int = 0

@@ -20,8 +20,9 @@ from replica.io_slot import (
     TOP_P,
 )
 from replica.messages import MAX_BIASES
+from replica.sampling.backends import make_sampler
 from replica.sampling.logprobs import tell
-from replica.sampling.sampler import Sampler, make_sampler
+from replica.sampling.sampler import Sampler
 from replica.sampling.shaping import IN_PROMPT
 from replica.scheduling.batch import Batch
 
