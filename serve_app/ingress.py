@@ -17,14 +17,13 @@ from functools import partial
 import msgspec
 from fastapi import FastAPI
 from ray import serve
-from ray.serve.context import _get_serve_request_context
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
 from replica.model.loading import load_tokenizer
 from router.messages import ReplicaReport, Sync, SyncReply
 from router.tenant import Tenant, Tenants
-from serve_app import logs
+from serve_app import logs, ray_private
 from serve_app.fleet import background
 from serve_app.fleet.admission_client import AdmissionClient, Hint, Notice
 from serve_app.fleet.departure import LOOK_PERIOD_S, Departure, TurnAway
@@ -69,7 +68,7 @@ class Ingress:
         self._key_secret = key_secret()
         self._notice_version = (0, 0)
         self._withdrawals: set[asyncio.Task[None]] = set()
-        self._admission = admission.options(_by_reference=False)
+        self._admission = ray_private.unary(admission)
         self._departure = Departure(self._name, config.grace_s)
         self._membership = Membership(self._departure.learn)
         self._client = AdmissionClient(
@@ -131,7 +130,7 @@ class Ingress:
             layers.append(admin)
         layers.append(Middleware(TurnAway, departure=self._departure))
         refusals = self._refusals
-        return [*layers, Middleware(Records, refusals=refusals, request_id=_serves_id)]
+        return [*layers, Middleware(Records, refusals=refusals, request_id=ray_private.request_id)]
 
     async def _offer(self, model: ModelConfig) -> Offer:
         streams = self._streams[model.name]
@@ -207,11 +206,6 @@ class Ingress:
         await self._admission.report.remote(report)
 
 
-def _serves_id() -> str:
-    """What Serve calls the request that is served, and tells its client."""
-    return str(_get_serve_request_context().request_id)
-
-
 def _load(config: AppConfig) -> Tenants:
     """What is written down now; nobody, if that cannot be read. Admission tells soon what holds."""
     try:
@@ -230,7 +224,7 @@ class _Calls:
     """`ReplicaCalls` over a Serve handle; `Placement` finds the replica by its name."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
-        self._unary = replicas.options(_by_reference=False)
+        self._unary = ray_private.unary(replicas)
         self._stream = self._unary.options(stream=True)
 
     async def submit(self, replica: str, ingress: str, submits: list[bytes]) -> None:

@@ -15,26 +15,18 @@ import time
 from typing import Any
 
 import ray
-from ray.core.generated import autoscaler_pb2
-from ray.experimental import internal_kv
-from ray.serve.context import _get_global_client
+
+from serve_app import ray_private
 
 LOOK_PERIOD_S = 1.0
-CALL_TIMEOUT_S = 10.0
 
 
 def leave(node: str, seconds: float) -> None:
     """Returns once Serve runs nothing on the node, or so many seconds later. From `grace_s` before
     that on it no longer waits for replacements. Raises RuntimeError if Ray refuses."""
     until = time.monotonic() + seconds
-    gcs = internal_kv.internal_kv_get_gcs_client()
-    # The reason under which Ray always agrees: a node that idles may be given work meanwhile.
-    reason = autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION
-    deadline_ms = int((time.time() + seconds) * 1000)
-    agreed, why_not = gcs.drain_node(node, reason, "its pod stops", deadline_ms)
-    if not agreed:
-        raise RuntimeError(f"Ray does not drain node {node}: {why_not}")
-    while is_used(node, _details()) and time.monotonic() < until:
+    ray_private.drain_node(node, "its pod stops", seconds)
+    while is_used(node, ray_private.instance_details()) and time.monotonic() < until:
         time.sleep(LOOK_PERIOD_S)
 
 
@@ -51,14 +43,6 @@ def is_used(node: str, details: dict[str, Any]) -> bool:
         for replica in deployment["replicas"]
     )
     return node in details["proxies"] or any(one.get("node_id") == node for one in replicas)
-
-
-def _details() -> dict[str, Any]:
-    controller = _get_global_client()._controller
-    details: dict[str, Any] = ray.get(
-        controller.get_serve_instance_details.remote(), timeout=CALL_TIMEOUT_S
-    )
-    return details
 
 
 def main() -> None:

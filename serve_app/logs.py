@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
-from ray.serve._private.logging_utils import get_serve_logs_dir
-from ray.serve.context import _get_internal_replica_context
+from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from replica.logs import Fields, LogFile, log_to, no_fields
+from serve_app.ray_private import logs_folder
 from serve_app.settings import secrets
 
 
@@ -30,12 +30,12 @@ def start(request: Callable[[], Fields] = no_fields) -> None:
 def log_file(part: str = "") -> LogFile | None:
     """That of this actor, or of a process of its own that is called `part`: the name says which
     deployment and which replica it is."""
-    context = _get_internal_replica_context()
-    if context is None:
+    try:
+        context = serve.get_replica_context()
+    except RayServeException:
         return None
-    replica = context.replica_id
-    names = ("fairstream", replica.deployment_id.app_name, context.deployment)
-    name = "_".join(re.sub(r"[^\w.-]", "-", each) for each in (*names, replica.unique_id))
-    path = Path(get_serve_logs_dir()) / f"{name}{part and f'_{part}'}.log"
-    process = {"deployment": context.deployment, "replica": replica.unique_id}
+    names = ("fairstream", context.app_name, context.deployment, context.replica_tag)
+    name = "_".join(re.sub(r"[^\w.-]", "-", each) for each in names)
+    path = logs_folder() / f"{name}{part and f'_{part}'}.log"
+    process = {"deployment": context.deployment, "replica": context.replica_tag}
     return LogFile(str(path), process | ({"process": part} if part else {}))

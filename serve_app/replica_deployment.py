@@ -17,7 +17,7 @@ from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Stats
 from router.messages import GpuTime, ReplicaReport, ReportReply
-from serve_app import logs
+from serve_app import logs, ray_private
 from serve_app.fleet import background
 from serve_app.fleet.calls import answered
 from serve_app.fleet.departure import LOOK_PERIOD_S, Departure
@@ -53,7 +53,7 @@ class Replica:
         context = serve.get_replica_context()
         self._name, self._model = context.replica_tag, model
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
-        self._admission = admission.options(_by_reference=False)
+        self._admission = ray_private.unary(admission)
         self._host = EngineHost(await EngineClient.start(engine, logs.log_file("engine")))
         self._metrics = ReplicaMetrics()
         self._load = LoadMeter(self._host.ready)

@@ -20,11 +20,10 @@ from pathlib import Path
 import ray
 import yaml
 from ray import serve
-from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from replica.logs import log_to_terminal
-from serve_app import request_ids
+from serve_app import ray_private, request_ids
 from serve_app.checks.warnings import about_address
 from serve_app.settings import BUILDER, AppConfig
 
@@ -51,7 +50,7 @@ def run(path: Path) -> None:
     # In place of Ray's own handler, which ends this process and all others.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if _began_here():  # Serve shares a port with others without a word
+        if ray_private.began_here():  # Serve shares a port with others without a word
             _require(path)
         _start(config)
         while True:
@@ -81,9 +80,7 @@ def _close(application: str) -> int:
     answers: int | None = None
     try:
         admission = serve.get_deployment_handle("Admission", application)
-        if not admission.is_initialized:
-            # There is no event loop here, which Serve takes for granted behind HAProxy.
-            admission._init(_run_router_in_separate_loop=True)
+        ray_private.initialize(admission)
         answers = admission.close.remote().result(timeout_s=CALL_TIMEOUT_S)
     except Exception as error:  # It is not up yet, or away for a moment.
         logger.debug("Admission cannot be told: %r", error)
@@ -104,7 +101,7 @@ def _start(config: ServeDeploySchema) -> None:
         grpc_options=config.grpc_options.model_dump(),
         controller_options=config.controller_options,
     )
-    _get_global_client().deploy_apps(config)
+    ray_private.deploy(config)
     while not all(map(_is_up, [application.name for application in config.applications])):
         time.sleep(LOOK_PERIOD_S)
 
@@ -122,14 +119,9 @@ def _require(path: Path) -> None:
         raise OSError(fault)
 
 
-def _began_here() -> bool:
-    """The cluster is this process's own."""
-    return bool(ray._private.worker._global_node.is_head())
-
-
 def _end() -> None:
     """A cluster that began here ends with this process, and faster than Serve takes to end."""
-    if not _began_here():
+    if not ray_private.began_here():
         serve.shutdown()
     ray.shutdown()
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.config import AutoscalingContext
 
+from serve_app.ray_private import DeploymentID, ReplicaID
 from serve_app.scaling.autoscaling import desired_replicas
 from serve_app.scaling.log import DecisionLog
 from serve_app.scaling.signals import backlog_of, load_of

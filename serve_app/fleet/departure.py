@@ -9,22 +9,17 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from ray.serve._private.constants import (
-    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S,
-    RAY_SERVE_ENABLE_HA_PROXY,
-)
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.protocol.backend import ShuttingDown
 from serve_app.protocol.errors import from_exception
+from serve_app.ray_private import STRAGGLERS_S
 
 LOOK_PERIOD_S = 0.5
 """How often a process should look whether it is late."""
 LEAVE_EARLY_S = 3.0
 """Before the grace ends: that much earlier what still runs is given up. Serve's clock starts
 earlier than ours, and word has to get out before it kills this process."""
-STRAGGLERS_S = RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S if RAY_SERVE_ENABLE_HA_PROXY else 1.0
-"""Proxies learn of a removal at different times: so long a new request is welcome."""
 
 
 class Departure:

@@ -12,9 +12,9 @@ import time
 from math import inf
 from typing import Any
 
-from ray.experimental import internal_kv
 from ray.serve import metrics
 
+from serve_app import ray_private
 from serve_app.scaling.types import Decision
 
 logger = logging.getLogger("ray.serve")
@@ -83,7 +83,7 @@ class DecisionLog:
 def read_decisions(application: str) -> dict[str, Any]:
     """`now`: the last decision by deployment; `changes`: those that changed something, latest
     last."""
-    data = internal_kv._internal_kv_get(_key(application))
+    data = ray_private.kept(_key(application))
     return json.loads(data) if data else {"now": {}, "changes": []}
 
 
@@ -92,8 +92,8 @@ def _keep(application: str, told: dict[str, Any], changes: bool) -> None:
     kept["now"][told["deployment"]] = told
     if changes:
         kept["changes"] = [*kept["changes"], told][-KEPT:]
-    internal_kv._internal_kv_put(_key(application), json.dumps(kept).encode(), overwrite=True)
+    ray_private.keep(_key(application), json.dumps(kept).encode())
 
 
-def _key(application: str) -> bytes:
-    return f"fairstream/scaling/{application}".encode()
+def _key(application: str) -> str:
+    return f"fairstream/scaling/{application}"

@@ -202,12 +202,12 @@ def test_a_limit_that_there_is_not_is_refused() -> None:
 def test_changes_are_kept_and_the_last_decision(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    stored: dict[bytes, bytes] = {}
+    stored: dict[str, bytes] = {}
     store = SimpleNamespace(
-        _internal_kv_get=stored.get,
-        _internal_kv_put=lambda key, value, overwrite: stored.update({key: value}),
+        kept=stored.get,
+        keep=lambda key, value: stored.update({key: value}),
     )
-    monkeypatch.setattr(scaling_log, "internal_kv", store)
+    monkeypatch.setattr(scaling_log, "ray_private", store)
     policy = ScalingPolicy(hold_s=0, down_period_s=0)
     follow(policy, clock, 5, contexts(2, [FULL, FULL]))
     log = scaling_log.DecisionLog()

@@ -15,6 +15,7 @@ from replica.config import EngineConfig
 from router.policy import FairPolicy
 from router.store import SqliteStore
 from router.tenant import digest
+from serve_app import ray_private
 from serve_app.check import check_serve_config
 from serve_app.checks import usage as check_usage
 from serve_app.checks.warnings import about
@@ -77,7 +78,8 @@ def test_a_second_admission_does_not_start(
     scaling = None if most is None else SimpleNamespace(max_replicas=most)
     config = SimpleNamespace(autoscaling_config=scaling, num_replicas=number)
     context = SimpleNamespace(_deployment_config=config)
-    monkeypatch.setattr(membership.serve, "get_replica_context", lambda: context)
+    here = SimpleNamespace(get_replica_context=lambda: context)
+    monkeypatch.setattr(ray_private, "serve", here)
     with pytest.raises(ValueError, match="Admission must be one process"):
         AdmissionAlone(FairPolicy())
     config.autoscaling_config, config.num_replicas = None, 1
