@@ -21,7 +21,9 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     dtype: DType = "bfloat16"
+    """Of weights, KV pool and arithmetic."""
     device: Literal["cpu", "cuda"] = "cpu"
+    """Where it runs. `cuda` is the one GPU that Ray gives to the replica."""
     threads: int | None = None
     """CPU threads of a forward pass; by default all cores."""
     max_model_len: int | None = None
@@ -46,6 +48,7 @@ class EngineConfig:
     """Time that prompt chunks may take of one step, by a cost model fitted at start: others wait
     no longer for their next token. With null, `max_step_tokens` alone bounds a step."""
     prefix_cache: bool = True
+    """Keep the KV of what was computed, for requests that begin alike."""
     cache_dir: str = "~/.cache/fairstream"
     """Folder for what a start measured and compiled: the next one takes it from there."""
     overlap: bool = True

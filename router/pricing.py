@@ -31,6 +31,7 @@ class Prices:
     cached: float = 0.0
     """Of a prompt token found in the prefix cache."""
     output: float = 0.0
+    """Of an output token."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= self.prompt < MICRO or not 0 <= self.output < MICRO:

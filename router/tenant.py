@@ -82,6 +82,7 @@ class Tenant(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     id: Name
+    """What usage, logs and metrics call it."""
     keys: list[Digest] = []
     """Digests of the API keys that identify this tenant."""
     anonymous: bool = False
@@ -97,12 +98,15 @@ class Tenant(BaseModel):
     max_queued: Annotated[int, Field(ge=0, le=2**53)] = 64
     """Most requests that wait; the next one is refused."""
     requests_per_minute: Count | None = None
+    """The next one is refused; what is unused is saved up, for one minute at most."""
     tokens_per_minute: Count | None = None
-    """Prompt and output together."""
+    """Prompt and output together, in the same way."""
     daily_budget: Dollars | None = None
     """Dollars in a day of its time zone, at the price list."""
     monthly_budget: Dollars | None = None
+    """Dollars in a calendar month."""
     time_zone: TimeZone = "UTC"
+    """Of the days and months of its budgets, such as Europe/Berlin."""
     max_context: Count | None = None
     """Longest prompt and output together, if less than the model's."""
     models: list[Name] | None = None
@@ -112,6 +116,7 @@ class Tenant(BaseModel):
     prefix_group: Name | None = None
     """Tenants of one group share cached prefixes; by default a tenant shares with nobody."""
     slo: Slo = Slo()
+    """What it was promised."""
 
     @property
     def cache_salt(self) -> str:

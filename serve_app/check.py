@@ -1,4 +1,5 @@
-"""Checks a Serve configuration file before anything starts: `python -m serve_app.check FILE`.
+"""Checks a Serve configuration file before anything starts: `fairstream-check FILE`, or
+`python -m serve_app.check FILE`.
 
 Serve ignores a key that it does not know, so a misspelt option silently does nothing. Here it
 is an error, at every level; so is a model that cannot be served. The module knows Serve's
@@ -189,7 +190,7 @@ def _check(name: str) -> bool:
 
 def main() -> None:
     if not sys.argv[1:]:
-        sys.exit("usage: python -m serve_app.check FILE ...")
+        sys.exit("usage: fairstream-check FILE ...")
     fine = [_check(name) for name in sys.argv[1:]]
     sys.exit(not all(fine))
 

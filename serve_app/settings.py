@@ -87,6 +87,7 @@ class Autoscaling(BaseModel):
     min_replicas: Annotated[int, Field(ge=0)] = 1
     """0: without requests there is no replica, and the first one waits for it to start."""
     max_replicas: Annotated[int, Field(ge=1)]
+    """Never more, whatever waits."""
     window_s: Annotated[float, Field(gt=1.0)] = 5.0
     """Signals are means over so long."""
 
@@ -128,6 +129,7 @@ class ModelConfig(BaseModel):
     """Of a model that thinks before it answers: what stands between these tags is told apart, as
     `reasoning_content`."""
     engine: EngineConfig
+    """What runs it."""
     replicas: Annotated[int, Field(ge=1)] = 1
     """Engines, each with the whole model."""
     autoscaling: Autoscaling | None = None
@@ -172,22 +174,31 @@ class AppConfig(BaseModel):
     models: Annotated[tuple[ModelConfig, ...], Field(min_length=1)] | None = None
     """Each with its own replicas."""
     model_name: Name | None = None
-    """These seven are what `ModelConfig` says of them."""
+    """Where there is one model only, in place of `models`: its `name`."""
     model_aliases: tuple[Name, ...] = ()
+    """Its `aliases`."""
     reasoning: ReasoningTags | None = None
+    """Its `reasoning`."""
     engine: EngineConfig | None = None
+    """Its `engine`."""
     replicas: Annotated[int, Field(ge=1)] = 1
+    """Its `replicas`."""
     autoscaling: Autoscaling | None = None
+    """Its `autoscaling`."""
     lookahead: Annotated[int, Field(ge=0)] | None = None
+    """Its `lookahead`."""
     tenants: Path | list[Tenant]
-    """A YAML file, or the list itself. See `TenantsSource`."""
+    """A YAML file with a list `tenants`, or the list itself. A relative path starts at the working
+    directory of the server."""
     ingresses: Annotated[int, Field(ge=1)] = 1
     """HTTP front ends, each for all models."""
     grace_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 60.0
     """How long a process that is removed may go on with what it has. Then requests of a replica go
     on at another one, and those of an ingress end with an error."""
     fairness: FairPolicy = FairPolicy()
+    """Who is served next."""
     api: Limits = Limits()
+    """Bounds and defaults of the HTTP API."""
     prices: dict[str, Prices] = {}
     """By model name, in dollars per million tokens; what budgets are counted in. A model without
     prices is free."""

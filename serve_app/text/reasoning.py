@@ -19,7 +19,9 @@ class ReasoningTags:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     start: str = "<think>"
+    """Before the thoughts."""
     end: str = "</think>"
+    """Behind them."""
 
     def __post_init__(self) -> None:
         if not (self.start and self.end):
