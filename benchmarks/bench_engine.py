@@ -153,12 +153,11 @@ class BenchEngine:
 
     def _window(self, first: Stats, last: Stats, wall_s: float, cpu_share: float) -> Window:
         steps = last.steps - first.steps
-        idle = [s.bubble_s + s.starved_s + s.spare_s for s in (first, last)]
-        span_s = last.busy_s - first.busy_s + idle[1] - idle[0]
+        passed = last.time.since(first.time)
         return Window(
             steps=steps,
-            step_ms=span_s / steps * 1e3,
-            bubble_share=(last.bubble_s - first.bubble_s) / span_s,
+            step_ms=passed.total / steps * 1e3,
+            bubble_share=passed.bubble / passed.total,
             host_ms=(last.host_s - first.host_s) / steps * 1e3,
             wall_s=wall_s,
             cpu_share=cpu_share,

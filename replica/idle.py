@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from replica.messages import DeviceTime
+
 
 @dataclass(slots=True)
 class IdleMeter:
@@ -32,6 +34,16 @@ class IdleMeter:
 
     def __post_init__(self) -> None:
         self._last_end_ns = self._booked_until_ns = self.started_ns
+
+    def time(self, surplus_ns: float) -> DeviceTime:
+        """surplus_ns: how much of the busy time was computed for nobody."""
+        return DeviceTime(
+            requests=(self.busy_ns - surplus_ns) / 1e9,
+            surplus=surplus_ns / 1e9,
+            bubble=self.bubble_ns / 1e9,
+            starved=self.starved_ns / 1e9,
+            spare=self.spare_ns / 1e9,
+        )
 
     def work_arrived(self, now_ns: int) -> None:
         """There is something to schedule from now on."""

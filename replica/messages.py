@@ -159,6 +159,34 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sequence's share of the device's time so far, in seconds."""
 
 
+class DeviceTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a device's seconds; the fields add up to wall time (`replica.idle`)."""
+
+    requests: float = 0.0
+    """Computed for sequences."""
+    surplus: float = 0.0
+    """Computed for nobody: padding, and rows whose sequence had ended."""
+    bubble: float = 0.0
+    """Idle with work in this engine."""
+    starved: float = 0.0
+    """Idle with work at the router only."""
+    spare: float = 0.0
+    """Idle, and nobody waited."""
+
+    @property
+    def busy(self) -> float:
+        return self.requests + self.surplus
+
+    @property
+    def total(self) -> float:
+        return self.busy + self.bubble + self.starved + self.spare
+
+    def since(self, before: DeviceTime) -> DeviceTime:
+        """What has passed from then to now."""
+        parts = ((name, getattr(before, name)) for name in self.__struct_fields__)
+        return DeviceTime(**{name: getattr(self, name) - part for name, part in parts})
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of an engine; counters are cumulative since its start."""
 
@@ -176,12 +204,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: int = 0
     finished: dict[str, int] = {}
     """Sequences ended, by finish reason."""
-    busy_s: float = 0.0
-    surplus_s: float = 0.0
-    """Part of `busy_s`: padding, and rows whose sequence had ended."""
-    bubble_s: float = 0.0
-    starved_s: float = 0.0
-    spare_s: float = 0.0
+    time: DeviceTime = DeviceTime()
     host_s: float = 0.0
     """CPU time of the step loop: schedule, fill, launch, update; not of waiting for results."""
     graph_replays: int = 0

@@ -7,7 +7,7 @@ business.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from router.messages import GpuTime, Outcome
 from router.store import HOUR_S, MICROS, Store, UsageRow, gpu_micros
@@ -59,14 +59,8 @@ def cost_of(rows: Iterable[UsageRow], gpu: GpuTime, dollars_per_hour: float | No
         outcome.value: sum(row.sums[gpu_micros(outcome)] for row in rows) / MICROS
         for outcome in Outcome
     }
-    split = ended | {
-        "open": gpu.requests - sum(ended.values()),
-        "surplus": gpu.surplus,
-        "bubble": gpu.bubble,
-        "starved": gpu.starved,
-        "spare": gpu.spare,
-        "starting": gpu.starting,
-    }
+    states = asdict(gpu)
+    split = ended | {"open": states.pop("requests") - sum(ended.values())} | states
     dollars = gpu_dollars(sum(split.values()), dollars_per_hour)
     return Cost(split, sum(row.sums["slo_met"] for row in rows), dollars)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
+from msgspec import structs
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -139,11 +140,4 @@ class Replica:
 
 
 def _gpu_time(stats: Stats, starting_s: float) -> GpuTime:
-    return GpuTime(
-        requests=stats.busy_s - stats.surplus_s,
-        surplus=stats.surplus_s,
-        bubble=stats.bubble_s,
-        starved=stats.starved_s,
-        spare=stats.spare_s,
-        starting=starting_s,
-    )
+    return GpuTime(**structs.asdict(stats.time), starting=starting_s)

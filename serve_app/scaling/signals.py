@@ -13,7 +13,8 @@ from replica.messages import Ready, Stats
 from router.workload import Workload
 from serve_app.scaling.types import Backlog, Load
 
-LOAD = ("busy", "bubble", "starved", "spare", "work", "rows", "kv")
+TIME = ("busy", "bubble", "starved", "spare")
+LOAD = (*TIME, "work", "rows", "kv")
 MISSED, SUCCEEDED = "missed", "succeeded"
 WAITING, SECONDS = "waiting.", "backlog_s."
 """Before the name of a deployment; behind the second one there is a band."""
@@ -34,19 +35,11 @@ class LoadMeter:
     def measure(self, stats: Stats) -> dict[str, float]:
         """By the names in `LOAD`. Between two reports of the engine shares stay as they were."""
         before, self._last = self._last, stats
-        busy = stats.busy_s - before.busy_s
-        steps = stats.steps - before.steps
-        parts = {
-            "busy": busy,
-            "bubble": stats.bubble_s - before.bubble_s,
-            "starved": stats.starved_s - before.starved_s,
-            "spare": stats.spare_s - before.spare_s,
-        }
+        passed = stats.time.since(before.time)
         rows = min((stats.running + stats.waiting) / self._ready.max_rows, 1.0)
-        total = sum(parts.values())
-        if total > 0:
-            self._shares = {name: part / total for name, part in parts.items()}
-            self._shares["work"] = self._work(busy, steps, rows) / total
+        if (total := passed.total) > 0:
+            self._shares = {name: getattr(passed, name) / total for name in TIME}
+            self._shares["work"] = self._work(passed.busy, stats.steps - before.steps, rows) / total
         kv = 1 - stats.free_blocks / self._ready.num_blocks
         return {name: self._shares.get(name, 0.0) for name in LOAD} | {"rows": rows, "kv": kv}
 

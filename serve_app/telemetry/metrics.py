@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 
 from ray.serve import metrics
 
@@ -175,8 +176,8 @@ class ReplicaMetrics:
         self._free_blocks = metrics.Gauge("fairstream_kv_blocks_free", "KV blocks that are free")
 
     def tell(self, stats: Stats, gpu: GpuTime) -> None:
-        for state in ("requests", "surplus", "bubble", "starved", "spare", "starting"):
-            self._gpu_seconds.tell(getattr(gpu, state), state=state)
+        for state, seconds in asdict(gpu).items():
+            self._gpu_seconds.tell(seconds, state=state)
         self._tokens.tell(stats.prompt_tokens, kind="prompt")
         self._tokens.tell(stats.output_tokens, kind="output")
         self._steps.tell(stats.steps)

@@ -35,7 +35,7 @@ def test_idle_time_is_classified_and_adds_up():
     engine.send(Backlog(waiting=False))
     engine.step(3)
     stats = engine.engine.stats()
-    assert min(stats.busy_s, stats.bubble_s, stats.starved_s, stats.spare_s) > 0
+    assert min(stats.time.busy, stats.time.bubble, stats.time.starved, stats.time.spare) > 0
     engine.close()
 
 

@@ -87,8 +87,8 @@ async def test_reports_come_once_a_second_also_without_work(folder):
             reports.append(report)
             if len(reports) == 3:
                 break
-        assert reports[-1].stats.spare_s - reports[0].stats.spare_s > 1.5
-        assert reports[-1].stats.busy_s == 0, "warm-up is not counted"
+        assert reports[-1].stats.time.spare - reports[0].stats.time.spare > 1.5
+        assert reports[-1].stats.time.busy == 0, "warm-up is not counted"
     finally:
         await client.close()
 

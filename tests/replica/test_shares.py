@@ -43,7 +43,7 @@ def test_padding_and_rows_that_had_ended_serve_nobody():
 def test_a_row_computed_after_the_end_is_surplus():
     engine = Bench(ScriptRunner(lambda name, position: EOS if position == 5 else 9))
     engine.run(submit("a", max_tokens=30))
-    assert engine.engine.stats().surplus_s > 0
+    assert engine.engine.stats().time.surplus > 0
     engine.close()
 
 
@@ -88,11 +88,11 @@ def test_the_outcomes_add_up_to_wall_time(events, overlap, stop_at):
         bench.step(steps)
     bench.run()
     before = time.perf_counter_ns()
-    stats = bench.engine.stats()
+    told = bench.engine.stats().time
     after = time.perf_counter_ns()
     ended = sum(output.gpu_s for output in bench.reported if output.finish_reason is not None)
-    assert ended + stats.surplus_s == pytest.approx(stats.busy_s, abs=1e-9)
-    classes = (ended, stats.surplus_s, stats.bubble_s, stats.starved_s, stats.spare_s)
+    assert ended + told.surplus == pytest.approx(told.busy, abs=1e-9)
+    classes = (ended, told.surplus, told.bubble, told.starved, told.spare)
     started_ns = bench.engine.idle.started_ns
     assert (before - started_ns) / 1e9 - 1e-9 <= sum(classes) <= (after - started_ns) / 1e9 + 1e-9
     assert min(classes) >= 0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from replica.messages import Ready, Stats
+from replica.messages import DeviceTime, Ready, Stats
 from router.workload import Workload
 from serve_app.scaling.signals import LoadMeter, backlog_of, load_of, record_workload
 from serve_app.scaling.types import Backlog
@@ -19,22 +19,24 @@ READY = Ready(
 )
 
 
-def stats(**sums: float) -> Stats:
-    return Stats(free_blocks=100, **sums)  # type: ignore[arg-type]
+def stats(steps: int = 0, running: int = 0, **seconds: float) -> Stats:
+    return Stats(free_blocks=100, steps=steps, running=running, time=DeviceTime(**seconds))
 
 
 def test_shares_are_of_the_time_between_two_calls() -> None:
     meter = LoadMeter(READY)
-    meter.measure(stats(busy_s=100.0, steps=1000, spare_s=7.0))
-    told = meter.measure(stats(busy_s=101.0, steps=1010, bubble_s=0.5, starved_s=1.5, spare_s=8.0))
+    meter.measure(stats(requests=100.0, steps=1000, spare=7.0))
+    told = meter.measure(
+        stats(1010, requests=100.5, surplus=0.5, bubble=0.5, starved=1.5, spare=8.0)
+    )
     assert (told["busy"], told["bubble"]) == (0.25, 0.125)
     assert (told["starved"], told["spare"]) == (0.375, 0.25)
 
 
 def test_without_news_shares_stay_and_rows_and_blocks_are_the_last() -> None:
-    meter = LoadMeter(READY)
-    first = meter.measure(Stats(busy_s=3.0, spare_s=1.0, free_blocks=100))
-    again = meter.measure(Stats(busy_s=3.0, spare_s=1.0, free_blocks=25, running=3, waiting=1))
+    meter, time = LoadMeter(READY), DeviceTime(requests=3.0, spare=1.0)
+    first = meter.measure(Stats(time=time, free_blocks=100))
+    again = meter.measure(Stats(time=time, free_blocks=25, running=3, waiting=1))
     assert again["busy"] == first["busy"] == 0.75
     assert (again["rows"], again["kv"]) == (0.5, 0.75)
 
@@ -42,10 +44,10 @@ def test_without_news_shares_stay_and_rows_and_blocks_are_the_last() -> None:
 def test_a_step_that_more_rows_could_share_is_little_work() -> None:
     """1 row of 8: all of its time was fixed, and seven eighths of that were free."""
     meter = LoadMeter(READY)
-    told = meter.measure(stats(busy_s=1.0, steps=100, running=1))
+    told = meter.measure(stats(requests=1.0, steps=100, running=1))
     assert told["busy"] == 1.0
     assert told["work"] == pytest.approx(1 / 8)
-    long_steps = meter.measure(stats(busy_s=2.0, steps=110, running=1))
+    long_steps = meter.measure(stats(requests=2.0, steps=110, running=1))
     assert long_steps["work"] == pytest.approx(1 - 0.1 * 7 / 8)
 
 
