@@ -1,13 +1,13 @@
 """Attention over the paged KV pool: one path for decode rows, prompt chunks and mixed steps.
 
-A back end knows token slots and the lengths of rows, nothing of models or scheduling. There is
-one for CPUs and one, in Triton, for GPUs; each lays the pool out as its device likes it.
+A back end knows token slots, the lengths of rows and what each layer attends to (its window, scale
+and soft cap), nothing of scheduling. There is one for CPUs and one, in Triton, for GPUs; each lays
+the pool out as its device likes it.
 """
 
 from __future__ import annotations
 
 from ctypes import CDLL
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,9 +15,7 @@ from replica.model.attention.cpu import PagedAttention
 from replica.model.attention.metadata import Attend, AttentionBackEnd, AttentionMetadata
 from replica.model.cpu.attention import NativeAttention, supports
 from replica.model.kv_cache import BlockedKVCache, KVCache
-
-if TYPE_CHECKING:
-    from replica.model.decoder import ModelSpec
+from replica.model.spec import ModelSpec
 
 __all__ = ["Attend", "AttentionBackEnd", "AttentionMetadata", "PagedAttention", "paged_attention"]
 
@@ -34,10 +32,10 @@ def paged_attention(
     if device.type == "cpu":
         cache = KVCache(spec, num_blocks, block_size, dtype, device)
         if library is not None and supports(library, spec.head_dim):
-            return cache, NativeAttention(cache, spec.num_heads, library)
-        return cache, PagedAttention(cache, spec.num_heads)
+            return cache, NativeAttention(cache, spec, library)
+        return cache, PagedAttention(cache, spec)
     # Triton is installed where there is a GPU only.
     from replica.model.attention.triton_paged import TritonAttention
 
     blocked = BlockedKVCache(spec, num_blocks, block_size, dtype, device)
-    return blocked, TritonAttention(blocked, spec.num_heads)
+    return blocked, TritonAttention(blocked, spec)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from ctypes import CDLL
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from replica.model.cpu.pack import pack
 from replica.model.decoder import Decoder
 from replica.model.layer_ops import TorchOps
 from replica.model.linear import Linear
-from replica.model.loading import load_decoder
+from replica.model.loading import load_decoder, load_spec
 from replica.model.runner import DecoderRunner
 from tests.models import VOCAB_SIZE, random_model, save
 from tests.replica.paged import PagedModel
@@ -31,6 +32,20 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0],
+    "long_factor": [2.0] * 8,
+}
+KINDS = ["full_attention", "sliding_attention"]
+WINDOWS = {"use_sliding_window": True, "sliding_window": 12, "num_hidden_layers": 3}
 LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,10 +56,28 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-wide-heads": ("llama", {"head_dim": 32}),
     "llama3-scaling": ("llama", {"rope_parameters": LLAMA3_SCALING}),
     "linear-scaling": ("llama", {"rope_parameters": LINEAR_SCALING}),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "yarn": ("llama", {"rope_parameters": YARN}),
+    "yarn-qk-norm": ("qwen3", {"rope_parameters": YARN | {"attention_factor": 1.5}}),
+    "dynamic": ("llama", {"rope_parameters": LINEAR_SCALING | {"rope_type": "dynamic"}}),
     "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 9}),
+    "phi3": ("phi3", {}),
+    "phi3-longrope-window": (
+        "phi3",
+        {
+            "sliding_window": 30,
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 256,
+        },
+    ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True}),
+    "qwen2-windows": ("qwen2", WINDOWS | {"layer_types": [*KINDS, KINDS[1]]}),
+    "qwen3-windows": ("qwen3", WINDOWS | {"layer_types": [KINDS[1], *KINDS]}),
 }
 CPU = torch.device("cpu")
 
@@ -205,7 +238,7 @@ def test_packed_weights_give_the_same_logits(
     _, folder = tiny
     plain, packed = (load_decoder(folder, None, torch.float32, CPU) for _ in range(2))
     pack(packed, arithmetic(name, request, torch.float32))
-    assert all(module.packed is not None for module in linear_layers(packed))
+    assert all(module.format is not None for module in linear_layers(packed))
     tokens = prompt(100)
     assert_same(
         PagedModel(packed).run({"a": tokens})["a"], PagedModel(plain).run({"a": tokens})["a"]
@@ -279,3 +312,14 @@ def test_a_step_in_which_nobody_samples_asks_for_no_logits(
     got = engine.run(submit("long", tokens, max_tokens=1))["long"]
     assert got == [int(expected(reference, tokens)[-1].argmax())]
     engine.close()
+
+
+def test_float16_weights_lose_nothing_in_float32(tmp_path: Path) -> None:
+    """Which "auto" takes for them."""
+    folder = save(random_model().half(), tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    spec = load_spec(folder)
+    assert spec.dtype == "float32"
+    decoder = load_decoder(folder, None, getattr(torch, spec.dtype), CPU)
+    tokens = prompt(100)
+    assert_same(PagedModel(decoder).run({"a": tokens})["a"], expected(reference, tokens))

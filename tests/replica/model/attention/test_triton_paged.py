@@ -97,10 +97,11 @@ class Pool:
         """Attend with random queries, keys and values: (q, result)."""
         from replica.model.attention.triton_paged import TritonAttention
 
+        spec = attention_spec(self.heads, self.kv_heads, self.dim, LAYERS, **options)
         count = sum(self.query_lens)
         heads = self.random(count, self.heads + 2 * self.kv_heads, self.dim)
         straight = torch.ones(count, self.dim // 2, device=self.device)
-        attend = TritonAttention(self.cache, self.heads, **options).bind(self.metadata())
+        attend = TritonAttention(self.cache, spec).bind(self.metadata())
         rotation = Rotation(straight, torch.zeros_like(straight))
         result = attend(layer, heads.flatten(1)[None], rotation, None)
         return heads[:, : self.heads], result
