@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from replica.model import llama
+from replica.model import gemma, llama
 from replica.model.block import Block
 from replica.model.family import Family
 from replica.model.options import (
@@ -18,6 +18,7 @@ from replica.model.options import (
     activation,
     check_options,
     check_sizes,
+    flag_or_number,
     head_dim,
     layer_kinds,
     positive,
@@ -28,7 +29,7 @@ from replica.model.unsupported import UnsupportedModel
 
 logger = logging.getLogger(__name__)
 
-FAMILIES: Mapping[str, Family] = {**llama.FAMILIES}
+FAMILIES: Mapping[str, Family] = {**llama.FAMILIES, **gemma.FAMILIES}
 MAX_EOS_IDS = 16
 """As many again remain to clients, of the stop ids that a sequence can have."""
 
@@ -60,7 +61,7 @@ def spec_from_config(config: Any, eos_token_ids: Iterable[Any]) -> ModelSpec:
     kinds = layer_kinds(config, by_layer=family.windows == "by layer")
     turns = {kind: _rotary(config, family, kind) for kind in dict.fromkeys(kinds)}
     layers = {kind: _layer(config, family, kind, turn) for kind, turn in turns.items()}
-    read = {field: getattr(config, option, None) for field, option in family.reads.items()}
+    read = {field: flag_or_number(config, option) for field, option in family.reads.items()}
     return ModelSpec(
         model_type=config.model_type,
         vocab_size=config.vocab_size,

@@ -64,6 +64,7 @@ _ALL_BIASED = {"qkv_bias": "attention_bias", "output_bias": "attention_bias"}
 FAMILIES = {
     "llama": Family(block=LlamaBlock, reads=_ALL_BIASED | {"mlp_bias": "mlp_bias"}),
     "mistral": Family(block=LlamaBlock, windows="all"),
+    "ministral": Family(block=LlamaBlock, windows="by layer"),
     "qwen2": Family(block=LlamaBlock, windows="by layer", has={"qkv_bias": True}),
     "qwen3": Family(block=LlamaBlock, windows="by layer", reads=_ALL_BIASED, has={"qk_norm": True}),
     "phi3": Family(block=Phi3Block, windows="all"),

@@ -118,6 +118,12 @@ def positive(config: Any, option: str | None) -> float | None:
     return float(value)
 
 
+def flag_or_number(config: Any, option: str) -> Any:
+    """As `positive`, but for an option that may be a flag."""
+    value = getattr(config, option, None)
+    return value if isinstance(value, bool) else positive(config, option)
+
+
 def layer_kinds(config: Any, *, by_layer: bool) -> list[str]:
     """FULL or SLIDING, of each layer. by_layer: whether they may differ in this family. Raises
     UnsupportedModel."""

@@ -182,9 +182,9 @@ def launches(
     if decodes:
         found.append(_of_decodes(decodes, kv_heads, group, head_bytes, window))
     if decodes < len(query_lens):
-        chunks = query_lens[decodes:]
-        seen = zip(chunks, context_lens[decodes:], strict=True)
-        longest = max(min(context, (window or context) + count) for count, context in seen)
+        chunks, longest = query_lens[decodes:], max(context_lens[decodes:])
+        # By what one query sees, whatever a chunk's length: so a start can try every split.
+        longest = min(longest, window or longest)
         found.append(_of_chunks(decodes, chunks, longest, kv_heads, group, head_bytes))
     return found
 

@@ -4,7 +4,6 @@ import random
 from ctypes import CDLL
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,65 +19,11 @@ from replica.model.layer_ops import TorchOps
 from replica.model.linear import Linear
 from replica.model.loading import load_decoder, load_spec
 from replica.model.runner import DecoderRunner
+from tests.families import VARIANTS
 from tests.models import VOCAB_SIZE, random_model, save
 from tests.replica.paged import PagedModel
 from tests.script import Bench, submit
 
-LLAMA3_SCALING = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0],
-    "long_factor": [2.0] * 8,
-}
-KINDS = ["full_attention", "sliding_attention"]
-WINDOWS = {"use_sliding_window": True, "sliding_window": 12, "num_hidden_layers": 3}
-LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True}),
-    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
-    "llama-no-sharing": ("llama", {"num_key_value_heads": 4}),
-    "llama-wide-heads": ("llama", {"head_dim": 32}),
-    "llama3-scaling": ("llama", {"rope_parameters": LLAMA3_SCALING}),
-    "linear-scaling": ("llama", {"rope_parameters": LINEAR_SCALING}),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-gelu": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
-    "yarn": ("llama", {"rope_parameters": YARN}),
-    "yarn-qk-norm": ("qwen3", {"rope_parameters": YARN | {"attention_factor": 1.5}}),
-    "dynamic": ("llama", {"rope_parameters": LINEAR_SCALING | {"rope_type": "dynamic"}}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "mistral-window": ("mistral", {"sliding_window": 9}),
-    "phi3": ("phi3", {}),
-    "phi3-longrope-window": (
-        "phi3",
-        {
-            "sliding_window": 30,
-            "rope_parameters": LONGROPE,
-            "original_max_position_embeddings": 256,
-        },
-    ),
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {}),
-    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
-    "qwen3-biases": ("qwen3", {"attention_bias": True}),
-    "qwen2-windows": ("qwen2", WINDOWS | {"layer_types": [*KINDS, KINDS[1]]}),
-    "qwen3-windows": ("qwen3", WINDOWS | {"layer_types": [KINDS[1], *KINDS]}),
-}
 CPU = torch.device("cpu")
 
 

@@ -8,6 +8,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
 from replica.model.families import FAMILIES
 from replica.model.loading import load_spec
+from tests.families import VARIANTS
 from tests.models import EOS_ID, VOCAB_SIZE, save_tiny
 from tests.replica.checkpoints import edit, load, refusal
 
@@ -57,7 +58,7 @@ def test_as_many_ends_of_text_as_requests_leave_room_for(tiny: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "gemma3_text"}, "Model type 'gemma3_text' is not supported"),
+        ({"model_type": "gemma3"}, "Model type 'gemma3' is not supported"),
         ({"model_type": "no_such_model"}, "Model type 'no_such_model' is not supported"),
         ({"hidden_act": "gelu"}, "Activation 'gelu'"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "'proportional'"),
@@ -125,11 +126,14 @@ def test_options_that_change_the_arithmetic_are_refused(
 
 
 HANDLED = {
-    "attention_bias", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
+    "_sliding_window_pattern", "attention_bias", "attn_logit_softcapping", "bos_token_id",
+    "eos_token_id",
+    "final_logit_softcapping", "head_dim", "hidden_act", "hidden_activation", "hidden_size",
     "intermediate_size", "layer_types", "max_position_embeddings", "max_window_layers", "mlp_bias",
     "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
-    "original_max_position_embeddings", "rms_norm_eps", "rope_parameters", "sliding_window",
-    "tie_word_embeddings", "use_sliding_window", "vocab_size",
+    "original_max_position_embeddings", "query_pre_attn_scalar", "rms_norm_eps", "rope_parameters",
+    "sliding_window", "tie_word_embeddings", "use_bidirectional_attention", "use_sliding_window",
+    "vocab_size",
 }  # fmt: skip
 OF_TRAINING = {
     "attention_dropout", "embd_pdrop", "initializer_range", "pretraining_tp", "resid_pdrop",
@@ -142,6 +146,10 @@ def test_transformers_has_no_option_for_a_family_that_nobody_has_looked_at(famil
     """A version that adds one may compute something that we do not."""
     known = set(PreTrainedConfig().to_dict()) | HANDLED | OF_TRAINING | OF_GENERATION
     assert set(AutoConfig.for_model(family).to_dict()) <= known
+
+
+def test_every_family_is_proven() -> None:
+    assert {family for family, _ in VARIANTS.values()} == set(FAMILIES)
 
 
 def test_options_that_change_nothing_are_passed_over(tiny: str) -> None:
@@ -174,3 +182,22 @@ def test_layers_that_differ_are_refused_where_transformers_would_not_see_it(tmp_
 )
 def test_the_type_that_loses_nothing_is_known(tiny: str, stored: str | None, dtype: str) -> None:
     assert load_spec(edit(tiny, dtype=stored)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping (50.0)"),
+        ({"final_logit_softcapping": 0.0}, "final_logit_softcapping must be a positive number"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"query_pre_attn_scalar": -1}, "query_pre_attn_scalar must be a positive number"),
+        ({"hidden_activation": "gelu"}, "Activation 'gelu'"),
+    ],
+    ids=str,
+)
+def test_what_gemma_3_does_not_compute_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    """Scores have no soft cap in transformers, whatever the configuration says."""
+    family, options = VARIANTS["gemma3"]
+    assert reason in refusal(edit(save_tiny(tmp_path, family, **options), **changes))
