@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from ctypes import CDLL
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -207,6 +208,29 @@ def test_a_row_gives_the_same_bits_however_many_are_computed_with_it(
     alone = logits(0)
     for others in (1, 7, 8, 20):
         torch.testing.assert_close(logits(others), alone, rtol=0, atol=0)
+
+
+def test_adapters_equal_merged_weights(tiny: tuple[PreTrainedModel, str], ops: TorchOps) -> None:
+    """One at every layer, by its epilogue: a sum of products of few inputs."""
+    merged, adapted = (load_decoder(tiny[1], None, torch.float32, CPU) for _ in range(2))
+    for merging, adapting in zip(linear_layers(merged), linear_layers(adapted), strict=True):
+        if merging is merged.head:
+            continue
+        down = torch.randn(merging.in_features, 2) / 8
+        up = torch.randn(2, merging.out_features) / 8
+        merging.weight += (down @ up).t()
+        adapting.epilogue = partial(_adapt, down, up)
+    pack(merged, ops)
+    pack(adapted, ops)
+    tokens = prompt(60)
+    found = PagedModel(adapted).run({"a": tokens})["a"]
+    assert_same(found, PagedModel(merged).run({"a": tokens})["a"])
+    next(adapted.blocks()).down.epilogue = None
+    assert not torch.allclose(PagedModel(adapted).run({"a": tokens})["a"], found, atol=1e-2)
+
+
+def _adapt(down: Tensor, up: Tensor, x: Tensor, product: Tensor) -> Tensor:
+    return product.addmm_(x @ down, up)
 
 
 def linear_layers(decoder: Decoder) -> list[Linear]:
