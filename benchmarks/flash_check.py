@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.triton_flash import flash_attn_varlen_func, flash_attn_with_kvcache
-from replica.model.decoder import ModelSpec
+from replica.model.spec import ModelSpec
 
 BLOCK_SIZE = 256
 PROMPTS = [(1, 300), (5, 5), (7, 77), (0, 0)]

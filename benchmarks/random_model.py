@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.shapes import SHAPES
-from replica.model.decoder import ModelSpec
 from replica.model.loading import load_tokenizer
+from replica.model.spec import ModelSpec
 
 
 def configuration(spec: ModelSpec, **options: Any) -> Any:

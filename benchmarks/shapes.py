@@ -6,24 +6,25 @@ from dataclasses import replace
 
 import torch
 
-from replica.model.decoder import Decoder, ModelSpec
-from replica.model.families import rotary_frequencies
+from replica.model.decoder import Decoder
+from replica.model.rope_scaling import rotary_frequencies
+from replica.model.spec import LayerSpec, ModelSpec
 
 
 def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: bool) -> ModelSpec:
     rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    frequencies = rotary_frequencies(head_dim, rope)
     return ModelSpec(
         model_type="llama",
         vocab_size=128_256,
         hidden_size=hidden,
         intermediate_size=intermediate,
-        num_layers=layers,
         num_heads=32,
         num_kv_heads=8,
         head_dim=head_dim,
         max_position=131_072,
         norm_eps=1e-5,
-        rotary_frequencies=rotary_frequencies(head_dim, rope),
+        layers=(LayerSpec(frequencies=frequencies, scale=head_dim**-0.5),) * layers,
         tied_embeddings=tied,
     )
 

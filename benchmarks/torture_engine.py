@@ -18,7 +18,8 @@ from benchmarks.torture_checks import Asked, Checks, Record
 from replica.config import EngineConfig
 from replica.device.stream import Device
 from replica.messages import Abort, Command, Sampling, Stats, StepReport, Submit
-from replica.model.decoder import Decoder, ModelSpec
+from replica.model.decoder import Decoder
+from replica.model.spec import ModelSpec
 from replica.process import assemble, open_device
 from replica.scheduling.batch import Batch
 

@@ -22,7 +22,7 @@ from benchmarks.random_model import configuration
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES
 from benchmarks.triton_flash import flash_attn_varlen_func, flash_attn_with_kvcache
-from replica.model.decoder import ModelSpec
+from replica.model.spec import ModelSpec
 
 WARM_UPS = 8
 """Runs in which graphs may still be captured."""

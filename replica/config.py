@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeAlias
 
-DType: TypeAlias = Literal["float32", "bfloat16"]
+DType: TypeAlias = Literal["float32", "bfloat16", "auto"]
 CPU_KV_TOKENS = 16384
 
 
@@ -21,7 +21,8 @@ class EngineConfig:
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
     dtype: DType = "bfloat16"
-    """Of weights, KV pool and arithmetic."""
+    """Of weights, activations and KV pool. "auto" is that of the checkpoint if it is bfloat16, else
+    float32, which holds float16 weights as they are."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where it runs. `cuda` is the one GPU that Ray gives to the replica."""
     threads: int | None = None

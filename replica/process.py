@@ -30,9 +30,10 @@ from replica.engine import Channel, Engine
 from replica.logs import LogFile, log_to, log_to_terminal
 from replica.messages import Command, Failed, Malformed, Ready, StepReport, encode, read_command
 from replica.model.cpu.pack import choose, pack
-from replica.model.decoder import Decoder, ModelSpec
+from replica.model.decoder import Decoder
 from replica.model.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.model.runner import DecoderRunner
+from replica.model.spec import ModelSpec
 from replica.sampling.grammars import Grammars
 from replica.scheduling.batch import MAX_SCORES
 from replica.scheduling.cost_fit import CostFit
@@ -106,7 +107,7 @@ def open_device(config: EngineConfig) -> Device:
 def prepare(config: EngineConfig, decoder: Decoder, device: Device) -> tuple[EngineConfig, Graphs]:
     """The configuration with a KV pool that fits, and what will hold the graphs."""
     if config.device == "cpu":
-        pack(decoder, choose(getattr(torch, config.dtype), config.cache_dir))
+        pack(decoder, choose(decoder.embedding.dtype, config.cache_dir))
         return config, NoGraphs()
     from replica.device.cuda import CudaDevice, CudaRecorder
     from replica.memory import with_kv_pool
@@ -147,7 +148,7 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     if config.kv_tokens is not None or config.device == "cpu":
         context_length(config, spec)  # what cannot work fails before the weights are loaded
     device = open_device(config)
-    dtype = getattr(torch, config.dtype)
+    dtype = getattr(torch, spec.dtype if config.dtype == "auto" else config.dtype)
     with ThreadPoolExecutor(1, "tokenizer") as aside:
         grammars = aside.submit(load_grammars, config, spec)
         decoder = load_decoder(config.model, config.revision, dtype, device.memory)

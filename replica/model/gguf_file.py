@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.model.decoder import ModelSpec
-from replica.model.families import UnsupportedModel, check_family, spec_from_config
+from replica.model.families import spec_from_config
 from replica.model.gguf_keys import check_keys
+from replica.model.spec import LayerSpec, ModelSpec
+from replica.model.unsupported import UnsupportedModel
 from replica.model.weights import Weight, first_line, require_whole
 
 _MODEL = {
@@ -41,6 +42,8 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Of llama.cpp, whose names, keys and conventions are known here."""
 _ROTARY_FACTORS = "rope_freqs.weight"
 _ENDS = ("eos", "eot", "eom")
 """Of a text, of a turn, of a message that calls a tool."""
@@ -69,7 +72,11 @@ class GGUFFile:
         self._path = path
         self._reader = _reader(path)
         self._architecture: str = self._field("general.architecture")
-        check_family(self._architecture)
+        if self._architecture not in ARCHITECTURES:
+            raise UnsupportedModel(
+                f"Model type {self._architecture!r} is not supported in a GGUF file, only "
+                f"{', '.join(ARCHITECTURES)}."
+            )
 
     def spec(self) -> ModelSpec:
         """Raises UnsupportedModel on models that cannot be served exactly."""
@@ -82,8 +89,7 @@ class GGUFFile:
                 divisors = _dequantized(tensor, self._path).tolist()
                 if len(divisors) != spec.head_dim // 2 or not all(0 < d < inf for d in divisors):
                     raise UnsupportedModel(f"{_ROTARY_FACTORS} in {self._path!r} is not usable.")
-                pairs = zip(spec.rotary_frequencies, divisors, strict=True)
-                return replace(spec, rotary_frequencies=tuple(f / d for f, d in pairs))
+                return replace(spec, layers=tuple(_slowed(one, divisors) for one in spec.layers))
         return spec
 
     def tensors(self) -> Iterator[Weight]:
@@ -128,6 +134,7 @@ class GGUFFile:
         if "token_embd.weight" not in shapes:
             raise UnsupportedModel(f"{self._path!r} holds no token_embd.weight.")
         count = self._count
+        self._check_window()
         heads, hidden = count("attention.head_count"), count("embedding_length")
         self._check_heads(head_dim := count("attention.key_length", hidden // heads))
         return SimpleNamespace(
@@ -142,10 +149,18 @@ class GGUFFile:
             max_position_embeddings=count("context_length"),
             rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
             hidden_act="silu",
-            sliding_window=get("attention.sliding_window", 0) or None,
             tie_word_embeddings="output.weight" not in shapes,
             rope_parameters=self._rope_parameters(),
         )
+
+    def _check_window(self) -> None:
+        """llama.cpp has no windows in these architectures, whatever a file says. Raises
+        UnsupportedModel if a sequence could outgrow what it says."""
+        window = self._model_field("attention.sliding_window", 0)
+        if window and window < self._count("context_length"):
+            raise UnsupportedModel(
+                f"The GGUF option attention.sliding_window ({window!r:.100}) is not supported."
+            )
 
     def _rope_parameters(self) -> dict[str, Any]:
         """As llama.cpp reads them: scaling is linear where its type is not named, and a factor of
@@ -153,7 +168,11 @@ class GGUFFile:
         get = self._model_field
         kind = get("rope.scaling.type", "linear")
         factor = get("rope.scaling.factor", 0.0) or get("rope.scale_linear", 0.0) or 1.0
-        if kind == "none" or (kind, factor) == ("linear", 1.0):
+        if kind not in ("none", "linear"):
+            raise UnsupportedModel(
+                f"The GGUF option rope.scaling.type ({kind!r}) is not supported."
+            )
+        if kind == "none" or factor == 1.0:
             kind = "default"
         theta = get("rope.freq_base", 10000.0)
         return {"rope_type": kind, "rope_theta": theta, "factor": factor}
@@ -169,6 +188,11 @@ class GGUFFile:
         scale = self._model_field("attention.scale", 0.0)
         if scale and not isclose(scale, head_dim**-0.5, rel_tol=1e-6):
             raise UnsupportedModel(f"The GGUF option attention.scale ({scale}) is not supported.")
+
+
+def _slowed(layer: LayerSpec, divisors: list[float]) -> LayerSpec:
+    pairs = zip(layer.frequencies, divisors, strict=True)
+    return replace(layer, frequencies=tuple(f / d for f, d in pairs))
 
 
 def _reader(path: str) -> Any:

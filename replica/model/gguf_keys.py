@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from replica.model.families import UnsupportedModel
+from replica.model.unsupported import UnsupportedModel
 
 logger = logging.getLogger(__name__)
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from replica.model.decoder import ModelSpec
+from replica.model.spec import ModelSpec
 
 
 class KVCache:
-    """Keys and values of every layer, by token slot: `block * block_size + offset`.
+    """Keys and values of every layer, by token slot: `block * block_size + offset`. A layer with a
+    sliding window keeps all of them, too: blocks are the same for all layers.
 
     `layers` is [num_layers, slots, 2, num_kv_heads, head_dim]. A CPU likes it this way: the keys
     and values of a token, for all heads, are one stretch of memory, so that a step writes a token

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 
 import torch
 
-from replica.model.decoder import Decoder, ModelSpec
-from replica.model.families import UnsupportedModel, check_family, spec_from_config
+from replica.model.decoder import Decoder
+from replica.model.families import check_family, spec_from_config
 from replica.model.gguf_file import GGUFFile
+from replica.model.spec import ModelSpec
+from replica.model.unsupported import UnsupportedModel
 from replica.model.weights import Weight, fill, first_line, read_json, require_whole
 
 __all__ = ["UnsupportedModel", "load_decoder", "load_spec", "load_tokenizer"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
+
+from replica.model.norm import rms_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class QKNorm:
     scale: Tensor
     """[heads + kv_heads, head_dim]"""
     eps: float
+    offset: float = 0.0
+    """Added to the scale, in float32."""
 
 
 def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +42,7 @@ def rotate_(qk: Tensor, rotation: Rotation, norm: QKNorm | None) -> None:
     """Queries and keys [T, heads, head_dim], in place."""
     x = qk
     if norm is not None:
-        x = F.rms_norm(qk, qk.shape[-1:], None, norm.eps).mul_(norm.scale)
+        x = rms_norm(qk, norm.scale, norm.eps, norm.offset)
     # Halves (a, b) turn into (a cos - b sin, b cos + a sin).
     half = qk.shape[-1] // 2
     torch.addcmul(x * rotation.cos, x.roll(half, -1), rotation.sin, out=qk)

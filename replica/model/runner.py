@@ -10,7 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from replica.model.attention import AttentionMetadata, paged_attention
+from replica.model.attention.backends import paged_attention
+from replica.model.attention.metadata import AttentionMetadata
 from replica.model.cpu.native import NativeOps
 from replica.model.decoder import Decoder
 from replica.scheduling.batch import Batch

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from replica.model.decoder import Decoder, ModelSpec
-from replica.model.families import UnsupportedModel
+from replica.model.decoder import Decoder
+from replica.model.spec import ModelSpec
+from replica.model.unsupported import UnsupportedModel
 
 _LFS_POINTER = b"version https://git-lfs"
 _PLAIN = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 import pytest
 import torch
 
-from replica.model.decoder import Decoder, ModelSpec
+from replica.model.decoder import Decoder
 from replica.model.kv_cache import BlockedKVCache
 from replica.model.linear import Linear
+from replica.model.norm import RMSNorm
 from replica.model.rotary import QKNorm, Rotation, angles, rotate_
+from replica.model.spec import LayerSpec, ModelSpec
 from tests.replica.paged import attention_spec
 
 SPEC = ModelSpec(
@@ -17,14 +21,19 @@ SPEC = ModelSpec(
     vocab_size=1024,
     hidden_size=512,
     intermediate_size=1024,
-    num_layers=3,
     num_heads=8,
     num_kv_heads=2,
     head_dim=64,
     max_position=4096,
     norm_eps=1e-5,
-    rotary_frequencies=tuple(0.9**i for i in range(32)),
+    layers=(LayerSpec(frequencies=tuple(0.9**i for i in range(32)), scale=0.125),) * 3,
 )
+
+
+ACTIVE = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
+}
 
 
 def randn(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:
@@ -37,6 +46,12 @@ def linear(outputs: int, inputs: int, *, bias: bool = False) -> Linear:
     if bias:
         layer.bias.data.normal_()
     return layer
+
+
+def norm_of(columns: int, dtype: torch.dtype, offset: float) -> RMSNorm:
+    norm = RMSNorm(columns, 1e-5, offset=offset, dtype=dtype, device=torch.device("cuda"))
+    norm.weight.data.normal_()
+    return norm
 
 
 def error(result: torch.Tensor, expected: torch.Tensor) -> float:
@@ -66,15 +81,16 @@ def test_products_of_few_tokens(tokens, outputs, inputs):
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 30, 64])
-def test_products_with_a_gate_and_products_that_are_logits(tokens):
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_products_with_a_gate_and_products_that_are_logits(tokens, activation):
     from replica.model.gpu.skinny import plans, product
 
     layer, x = linear(2048, 1024), randn(tokens, 1024)
     exact = x.double() @ layer.weight.double().t()
     gate, up = exact.chunk(2, -1)
     for plan in plans(layer.weight, tokens, gated=True, whole=False):
-        both = product(x, layer.weight, None, plan, gated=True)[0]
-        assert error(both, torch.nn.functional.silu(gate) * up) < 5e-3, plan
+        both = product(x, layer.weight, None, plan, activation=activation)[0]
+        assert error(both, ACTIVE[activation](gate) * up) < 5e-3, plan
     for plan in plans(layer.weight, tokens, gated=False, whole=True):
         out = torch.full((tokens + 1, 2048), torch.nan, device="cuda")
         product(x, layer.weight, None, plan, out=out[:tokens])
@@ -97,33 +113,52 @@ def test_products_with_a_large_vocabulary(tokens):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("parts", [None, 1, 4])
 @pytest.mark.parametrize("columns", [64, 576, 4096])
-def test_residual_and_norm(dtype, parts, columns):
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_residual_and_norm(dtype, parts, columns, offset):
     from replica.model.gpu.elementwise import add_norm
 
-    residual, weight = randn(5, columns, dtype=dtype), randn(columns, dtype=dtype)
+    residual, norm = randn(5, columns, dtype=dtype), norm_of(columns, dtype, offset)
     update = None if parts is None else randn(parts, 5, columns, dtype=torch.float32)
     total = residual.double() + (0 if update is None else update.double().sum(0))
     total = total.to(dtype).double()
-    expected = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
-    got = add_norm(residual, update, weight, 1e-5, dependent=True)
+    expected = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    expected *= norm.weight.double() + offset
+    got = add_norm(residual, update, norm, dependent=True)
     limit = 1e-6 if dtype == torch.float32 else 4e-3
     assert error(residual, total) < limit
     assert error(got, expected) < limit
 
 
-def test_activation():
-    from replica.model.gpu.elementwise import silu_and_multiply
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_the_norm_of_a_product(dtype, parts):
+    """Which comes in float32 where it comes in parts, and is one of the norm's type then."""
+    from replica.model.gpu.elementwise import normalised
+
+    norm = norm_of(576, dtype, 1.0)
+    product = randn(parts, 5, 576, dtype=dtype if parts == 1 else torch.float32)
+    total = product.double().sum(0)
+    expected = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    expected *= norm.weight.double() + 1.0
+    got = normalised(product, norm, dependent=True)
+    assert (got.shape, got.dtype) == ((1, 5, 576), dtype)
+    assert error(got[0], expected) < (1e-6 if dtype == torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_activation(activation):
+    from replica.model.gpu.elementwise import activate
 
     both = randn(300, 2 * 3000, dtype=torch.float32)
     gate, up = both.double().chunk(2, -1)
-    got = silu_and_multiply(both, dependent=True)
-    assert error(got, torch.nn.functional.silu(gate) * up) < 1e-6
+    got = activate(both, activation, dependent=True)
+    assert error(got, ACTIVE[activation](gate) * up) < 1e-6
 
 
 @pytest.mark.parametrize("dim", [64, 80, 128])
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize("norm", [False, True])
-def test_rotation_and_cache_write(dim, parts, norm):
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
+def test_rotation_and_cache_write(dim, parts, offset):
     from replica.model.gpu.elementwise import rotate_and_store
 
     tokens, heads, kv_heads, device = 9, 6, 2, torch.device("cuda")
@@ -134,7 +169,8 @@ def test_rotation_and_cache_write(dim, parts, norm):
     cos, sin = angles(
         torch.randint(1000, (tokens,), device=device), torch.rand(dim // 2, device=device)
     )
-    qk_norm = QKNorm(randn(heads + kv_heads, dim, dtype=torch.float32), 1e-5) if norm else None
+    scale = randn(heads + kv_heads, dim, dtype=torch.float32)
+    qk_norm = None if offset is None else QKNorm(scale, 1e-5, offset)
     q = rotate_and_store(
         product, Rotation(cos, sin), qk_norm, cache.layers[0], slots, heads, dependent=True
     )
@@ -159,7 +195,8 @@ def random_decoder(device) -> Decoder:
 
 def step_of(decoder: Decoder, rows: int) -> torch.Tensor:
     """Logits of a decode step after random contexts."""
-    from replica.model.attention import AttentionMetadata, paged_attention
+    from replica.model.attention.backends import paged_attention
+    from replica.model.attention.metadata import AttentionMetadata
 
     torch.manual_seed(1)
     ints = {"dtype": torch.int32, "device": "cuda"}

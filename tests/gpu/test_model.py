@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from replica.model.attention import AttentionMetadata, paged_attention
+from replica.model.attention.backends import paged_attention
+from replica.model.attention.metadata import AttentionMetadata
 from replica.model.loading import load_decoder
+from tests.families import VARIANTS
 from tests.models import save_tiny
 
 LENGTH = 300
@@ -43,13 +45,23 @@ def logits_of(decoder, device, tokens: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_logits_are_those_of_transformers(family, device, tmp_path):
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "llama", "llama-biases", "mistral-window", "qwen2", "qwen3", "qwen3-windows", "phi3",
+        "gemma2-caps", "gemma3", "gemma3-cap-biases",
+    ],
+)  # fmt: skip
+def test_logits_are_those_of_transformers(variant, device, tmp_path):
     """fp32: relative error below 1e-5. bf16: below 3e-2, and at most a tenth above what
     transformers' own bf16 forward is off from its fp32 forward."""
     from transformers import AutoModelForCausalLM
 
-    folder = save_tiny(tmp_path, family, **WIDE)
+    family, options = VARIANTS[variant]
+    options = options | WIDE
+    if "layer_types" in options:
+        options["layer_types"] = ["sliding_attention", "full_attention"] * 2
+    folder = save_tiny(tmp_path, family, **options)
     tokens = torch.randint(256, (LENGTH,), device=device.memory)
     theirs, ours = {}, {}
     with torch.inference_mode():

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from ctypes import CDLL
+from pathlib import Path
 
 import pytest
 import torch
 
 from replica.config import EngineConfig
 from replica.model.cpu.library import NoLibrary, load
+from tests.models import save_tiny
 from tests.script import Bench, ScriptRunner
 
 
@@ -26,6 +28,12 @@ def kernels() -> CDLL:
         return load(EngineConfig.cache_dir)
     except NoLibrary as reason:
         pytest.skip(f"no kernels of ours here: {reason}")
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    """The folder of TINY, to be changed."""
+    return save_tiny(tmp_path / "tiny")
 
 
 @pytest.fixture

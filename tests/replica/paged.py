@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from replica.model.attention import AttentionMetadata, paged_attention
+from replica.model.attention.backends import paged_attention
+from replica.model.attention.metadata import AttentionMetadata
 from replica.model.cpu.native import NativeOps
-from replica.model.decoder import Decoder, ModelSpec
+from replica.model.decoder import Decoder
+from replica.model.spec import LayerSpec, ModelSpec
 
 
-def attention_spec(heads: int, kv_heads: int, dim: int, layers: int) -> ModelSpec:
-    """The shape of a model of which only the attention is looked at."""
+def attention_spec(heads: int, kv_heads: int, dim: int, layers: int, **attention: Any) -> ModelSpec:
+    """The shape of a model of which only the attention is looked at. attention: of `LayerSpec`."""
     return ModelSpec(
         model_type="llama",
         vocab_size=1,
         hidden_size=1,
         intermediate_size=1,
-        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
         max_position=4096,
         norm_eps=1e-5,
-        rotary_frequencies=(1.0,) * (dim // 2),
+        layers=(LayerSpec(frequencies=(1.0,) * (dim // 2), scale=dim**-0.5, **attention),) * layers,
     )
 
 

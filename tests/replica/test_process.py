@@ -18,18 +18,19 @@ from replica.client import EngineClient, EngineFailed
 from replica.config import EngineConfig
 from replica.logs import LogFile
 from replica.messages import Abort, Output, StepReport, Stop
-from tests.models import save_tiny
+from tests.models import random_model, save, save_tiny
 from tests.oracle import Oracle
 from tests.script import submit
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    return save_tiny(tmp_path_factory.mktemp("tiny"))
+    """In float16, which "auto" computes in float32."""
+    return save(random_model().half(), tmp_path_factory.mktemp("tiny"))
 
 
 def config(folder: str, **options: object) -> EngineConfig:
-    settings = {"model": folder, "dtype": "float32", "threads": 1, "kv_tokens": 2048}
+    settings = {"model": folder, "dtype": "auto", "threads": 1, "kv_tokens": 2048}
     return EngineConfig(**(settings | options))
 
 

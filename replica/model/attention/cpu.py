@@ -2,8 +2,8 @@
 
 What depends on the step alone (slots, masks, which rows go together) is computed once in `bind`
 and used by every layer. Only slots that hold a token of the row itself are ever read: where a
-row is shorter than its group, the gather repeats the row's first token, and the mask hides it.
-So neither the guard block nor a stale slot can reach a result, whatever it holds: a mask alone
+row sees less than its group, the gather repeats the first token that it sees, and the mask hides
+it. So neither the guard block nor a stale slot can reach a result, whatever it holds: a mask alone
 would not keep a NaN out.
 """
 
@@ -20,65 +20,77 @@ from torch.nn.functional import scaled_dot_product_attention
 from replica.model.attention.metadata import Attend, AttentionMetadata
 from replica.model.kv_cache import KVCache
 from replica.model.rotary import QKNorm, Rotation, rotate_
+from replica.model.spec import LayerSpec, ModelSpec
 
 MAX_PADDING = 256
 """Padded tokens per group of decode rows. About what one more group costs, in time."""
 
 
 class Span(Protocol):
-    """Tokens of a step that are attended to together."""
+    """Tokens of a step that are attended to together, in layers of one window."""
 
     @property
     def tokens(self) -> slice | Tensor:
         """Which of the step's tokens these are."""
 
-    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, q: Tensor, pool: Tensor, layer: LayerSpec) -> Tensor:
         """q: [T, num_heads, head_dim], of all tokens. Returns [N, num_heads * head_dim]."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DecodeRows:
-    """N rows with one query each, padded to the longest context, L."""
+    """N rows with one query each, padded to the most keys that one of them sees, L."""
 
     tokens: slice | Tensor
     """Which of the step's tokens these are."""
     slots: Tensor
     """int64 [N * L]"""
     mask: Tensor | None
-    """[N, 1, 1, L] to be added to the scores; None if all contexts are equally long."""
+    """[N, 1, 1, L] to be added to the scores; None if all see equally many."""
     count: int
 
-    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, q: Tensor, pool: Tensor, layer: LayerSpec) -> Tensor:
         context = pool.index_select(0, self.slots).view(self.count, -1, *pool.shape[1:])
         keys, values = context.permute(2, 0, 3, 1, 4)
         # The query heads that share a KV head become queries of that head: nothing is repeated.
         queries = _by_kv_head(q[self.tokens], pool)
-        heads = scaled_dot_product_attention(queries, keys, values, attn_mask=self.mask)
-        return heads.flatten(1)
+        return _attention(queries, keys, values, self.mask, layer).flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """N consecutive tokens of one row, at the end of a context of L."""
+    """N consecutive tokens of one row, at the end of the L keys that they see."""
 
     tokens: slice
     slots: Tensor
     """int64 [L]"""
     mask: Tensor | None
-    """[N, L] to be added to the scores; None if the chunk is the whole context."""
+    """[N, L] to be added to the scores; None if L is N and only what comes later is hidden."""
 
-    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, q: Tensor, pool: Tensor, layer: LayerSpec) -> Tensor:
         keys, values = pool.index_select(0, self.slots).permute(1, 2, 0, 3).unsqueeze(2)
         queries = _by_kv_head(q[self.tokens], pool).permute(1, 2, 0, 3)
         sharing = (-1, queries.shape[1], -1, -1)
-        heads = scaled_dot_product_attention(
-            queries,
-            keys.expand(sharing),
-            values.expand(sharing),
-            attn_mask=self.mask,
-            is_causal=self.mask is None,
-        )
+        keys, values = keys.expand(sharing), values.expand(sharing)
+        heads = _attention(queries, keys, values, self.mask, layer, causal=self.mask is None)
         return heads.permute(2, 0, 1, 3).flatten(1)
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, layer: LayerSpec, *, causal: bool = False
+) -> Tensor:
+    """[..., N, head_dim] over [..., L, head_dim]. causal: a query sees no key of a higher index."""
+    if layer.soft_cap is None:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=layer.scale
+        )
+    scores = q.float() @ k.float().transpose(-2, -1) * (layer.scale / layer.soft_cap)
+    scores = scores.tanh_().mul_(layer.soft_cap)
+    if causal:
+        scores += scores.new_full(scores.shape[-2:], -torch.inf).triu_(1)
+    elif mask is not None:
+        scores += mask
+    return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
 def _by_kv_head(q: Tensor, pool: Tensor) -> Tensor:
@@ -111,8 +123,10 @@ def selection(indices: Sequence[int]) -> slice | Tensor:
 class PagedAttention:
     """Binds the steps of an engine to its KV pool."""
 
-    def __init__(self, cache: KVCache, num_heads: int) -> None:
-        self._num_heads = num_heads
+    def __init__(self, cache: KVCache, spec: ModelSpec) -> None:
+        self._layers = spec.layers
+        self._windows = {layer.window for layer in spec.layers}
+        self._num_heads = spec.num_heads
         self._kv_heads, self._head_dim = cache.layers.shape[3:]
         self._pools = cache.layers.unbind(0)
         self._block_size = cache.block_size
@@ -121,24 +135,30 @@ class PagedAttention:
     def bind(self, metadata: AttentionMetadata) -> Attend:
         """Prepare a step: the result serves each of its layers."""
         pools, slot_mapping = self._pools, metadata.slot_mapping
-        decoding = [row for row, count in enumerate(metadata.query_lens) if count == 1]
-        spans = list(self._chunks(metadata))
-        if decoding:
-            spans.extend(self._decode_rows(metadata, decoding))
+        spans_of = {window: self._spans(metadata, window) for window in self._windows}
 
-        def attend(layer: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
-            pool = pools[layer]
+        def attend(index: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
+            pool, layer = pools[index], self._layers[index]
+            spans = spans_of[layer.window]
             heads = product.view(len(product), -1, self._head_dim)
             self._store(heads, rotation, norm, pool, slot_mapping)
             q = heads[:, : self._num_heads]
             if len(spans) == 1:
-                return spans[0].attend(q, pool)
+                return spans[0].attend(q, pool, layer)
             out = q.new_empty(len(q), q.shape[1] * q.shape[2])
             for span in spans:
-                out[span.tokens] = span.attend(q, pool)
+                out[span.tokens] = span.attend(q, pool, layer)
             return out
 
         return attend
+
+    def _spans(self, metadata: AttentionMetadata, window: int | None) -> list[Span]:
+        """All tokens of a step, for the layers with that window."""
+        decoding = [row for row, count in enumerate(metadata.query_lens) if count == 1]
+        spans = list(self._chunks(metadata, window))
+        if decoding:
+            spans.extend(self._decode_rows(metadata, decoding, window))
+        return spans
 
     def _store(
         self,
@@ -154,36 +174,44 @@ class PagedAttention:
         kv = heads[:, self._num_heads :]
         pool.index_copy_(0, slot_mapping, kv.view(len(kv), *pool.shape[1:]))
 
-    def _decode_rows(self, metadata: AttentionMetadata, decoding: list[int]) -> Iterator[Span]:
+    def _decode_rows(
+        self, metadata: AttentionMetadata, decoding: list[int], window: int | None
+    ) -> Iterator[Span]:
         """The rows with one query."""
-        lengths = metadata.context_lens
+        contexts = metadata.context_lens
+        lengths = [min(length, window or length) for length in contexts]
         for rows in similar_lengths(decoding, lengths):
-            contexts = torch.tensor([lengths[row] for row in rows]).unsqueeze(1)
-            positions = torch.arange(int(contexts.max())).expand(len(rows), -1)
-            beyond = positions >= contexts
+            seen = torch.tensor([lengths[row] for row in rows]).unsqueeze(1)
+            firsts = torch.tensor([contexts[row] for row in rows]).unsqueeze(1) - seen
+            keys = torch.arange(int(seen.max())).expand(len(rows), -1)
+            beyond = keys >= seen
             tables = metadata.block_tables[selection(rows)]
             yield _DecodeRows(
                 tokens=selection(metadata.first_tokens(rows)),
-                slots=self._slots(tables, positions.masked_fill(beyond, 0)),
+                slots=self._slots(tables, firsts + keys.masked_fill(beyond, 0)),
                 mask=self._mask(beyond[:, None, None]) if bool(beyond.any()) else None,
                 count=len(rows),
             )
 
-    def _chunks(self, metadata: AttentionMetadata) -> Iterator[Span]:
+    def _chunks(self, metadata: AttentionMetadata, window: int | None) -> Iterator[Span]:
         first = 0
         for row, count in enumerate(metadata.query_lens):
             tokens = slice(first, first := first + count)
             if count > 1:
-                yield self._chunk(metadata, row, tokens)
+                yield self._chunk(metadata, row, tokens, window)
 
-    def _chunk(self, metadata: AttentionMetadata, row: int, tokens: slice) -> Span:
+    def _chunk(
+        self, metadata: AttentionMetadata, row: int, tokens: slice, window: int | None
+    ) -> Span:
         count, length = metadata.query_lens[row], metadata.context_lens[row]
-        positions = torch.arange(length)
-        beyond = positions > positions[-count:, None]
+        window = window or length
+        keys = torch.arange(max(0, length - count + 1 - window), length)
+        queries = keys[-count:, None]
+        hidden = (keys > queries) | (keys <= queries - window)
         return _Chunk(
             tokens=tokens,
-            slots=self._slots(metadata.block_tables[row, None], positions[None]),
-            mask=self._mask(beyond) if count < length else None,
+            slots=self._slots(metadata.block_tables[row, None], keys[None]),
+            mask=self._mask(hidden) if count < length or window < length else None,
         )
 
     def _slots(self, tables: Tensor, positions: Tensor) -> Tensor:

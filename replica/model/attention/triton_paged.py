@@ -14,6 +14,7 @@ Annotations are evaluated here: Triton finds its compile-time constants by them.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeAlias
 
 import torch
 import triton
@@ -26,7 +27,9 @@ from replica.model.gpu.elementwise import rotate_and_store
 from replica.model.gpu.room import empty_rows
 from replica.model.kv_cache import BlockedKVCache
 from replica.model.rotary import QKNorm, Rotation
+from replica.model.spec import LayerSpec, ModelSpec
 
+Parts: TypeAlias = tuple[Tensor, Tensor, Tensor]
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 32
 PROGRAMS = 512
@@ -168,24 +171,31 @@ def launches(
     kv_heads: int,
     group: int,
     head_bytes: int,
+    window: int | None = None,
 ) -> list[Launch]:
     """One launch for the leading decode rows, one for the prompt chunks behind them.
 
-    head_bytes: of one key of one head.
+    head_bytes: of one key of one head. window: of the layers that this is for.
     """
     decodes = sum(1 for _ in takewhile(lambda length: length == 1, query_lens))
     found = []
     if decodes:
-        found.append(_of_decodes(decodes, kv_heads, group, head_bytes))
+        found.append(_of_decodes(decodes, kv_heads, group, head_bytes, window))
     if decodes < len(query_lens):
         chunks, longest = query_lens[decodes:], max(context_lens[decodes:])
+        # By what one query sees, whatever a chunk's length: so a start can try every split.
+        longest = min(longest, window or longest)
         found.append(_of_chunks(decodes, chunks, longest, kv_heads, group, head_bytes))
     return found
 
 
-def _of_decodes(rows: int, kv_heads: int, group: int, head_bytes: int) -> Launch:
+def _of_decodes(
+    rows: int, kv_heads: int, group: int, head_bytes: int, window: int | None
+) -> Launch:
     splits = min(MAX_SPLITS, triton.next_power_of_2(-(-PROGRAMS // (rows * kv_heads))))
     queries, keys = max(16, triton.next_power_of_2(group)), 64 if _is_small(head_bytes) else 32
+    if window is not None:  # each split has something to do
+        splits = min(splits, triton.next_power_of_2(-(-window // keys)))
     return Launch(0, rows, rows, 1, queries, keys, splits, warps=2, stages=3)
 
 
@@ -218,26 +228,17 @@ def _is_small(head_bytes: int) -> bool:
 
 
 class TritonAttention:
-    """Binds the steps of an engine to its KV pool. Head sizes up to 256, any sharing of KV heads.
+    """Binds the steps of an engine to its KV pool. Heads of up to 256, shared in any way."""
 
-    window: keys that a query sees, itself included; None for all. soft_cap: c of
-    c * tanh(score / c); None for none.
-    """
-
-    def __init__(
-        self,
-        cache: BlockedKVCache,
-        num_heads: int,
-        *,
-        window: int | None = None,
-        soft_cap: float | None = None,
-    ) -> None:
+    def __init__(self, cache: BlockedKVCache, spec: ModelSpec) -> None:
         layers = cache.layers
+        self._layers = spec.layers
+        self._windows = {layer.window for layer in spec.layers}
         self._pools = layers.unbind(0)
         self._value_offset = layers.stride(1)
-        self._num_heads = num_heads
+        self._num_heads = spec.num_heads
         self._kv_heads, self._head_dim = layers.shape[3], layers.shape[5]
-        self._group = num_heads // self._kv_heads
+        self._group = spec.num_heads // self._kv_heads
         self._head_bytes = triton.next_power_of_2(self._head_dim) * layers.dtype.itemsize
         self._dependent = launches_early(layers.device)
         self._constants = {
@@ -246,57 +247,63 @@ class TritonAttention:
             "BLOCK_SIZE": cache.block_size,
             "GROUP": self._group,
             "HEAD_WIDTH": max(16, triton.next_power_of_2(self._head_dim)),
-            "WINDOW": window or 0,
-            "SOFT_CAP": soft_cap or 0.0,
             # Without "ieee", float32 would be multiplied as tf32.
             "PRECISION": "ieee" if layers.dtype == torch.float32 else "tf32",
             "DEPENDENT": self._dependent,
             "launch_pdl": self._dependent,
         }
-        # Scores come out in units of log2(e), for exp2.
-        self._scale = self._head_dim**-0.5 * LOG2_E
 
     def bind(self, metadata: AttentionMetadata) -> Attend:
         """Prepare a step: the result serves each of its layers."""
-        plan = launches(
-            metadata.query_lens,
-            metadata.context_lens,
-            self._kv_heads,
-            self._group,
-            self._head_bytes,
-        )
-        device = metadata.block_tables.device
-        parts = [self._parts(launch, device) if launch.splits > 1 else None for launch in plan]
+        plans = {window: self._plan(metadata, window) for window in self._windows}
 
-        def attend(layer: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
-            pool = self._pools[layer]
+        def attend(index: int, product: Tensor, rotation: Rotation, norm: QKNorm | None) -> Tensor:
+            pool, layer = self._pools[index], self._layers[index]
             q = rotate_and_store(
                 product, rotation, norm, pool, metadata.slot_mapping, self._num_heads,
                 dependent=self._dependent,
             )  # fmt: skip
             out = empty_rows(q, *q.shape)
-            for launch, room in zip(plan, parts, strict=True):
-                self._launch(launch, metadata, q, pool, out, room)
+            for launch, room in plans[layer.window]:
+                self._launch(launch, metadata, layer, q, pool, out, room)
             return out
 
         return attend
+
+    def _plan(
+        self, metadata: AttentionMetadata, window: int | None
+    ) -> list[tuple[Launch, Parts | None]]:
+        """The launches in a layer with that window, and room for their parts."""
+        device = metadata.block_tables.device
+        found = launches(
+            metadata.query_lens,
+            metadata.context_lens,
+            self._kv_heads,
+            self._group,
+            self._head_bytes,
+            window,
+        )
+        return [(one, self._parts(one, device) if one.splits > 1 else None) for one in found]
 
     def _launch(
         self,
         launch: Launch,
         metadata: AttentionMetadata,
+        layer: LayerSpec,
         q: Tensor,
         pool: Tensor,
         out: Tensor,
-        parts: tuple[Tensor, Tensor, Tensor] | None,
+        parts: Parts | None,
     ) -> None:
         tables = metadata.block_tables
         part_out, part_max, part_sum = parts or (out, out, out)
+        # Scores come out in units of log2(e), for exp2.
+        scale = layer.scale * LOG2_E
         _attend[(launch.rows, self._kv_heads * launch.splits, launch.tiles)](
             q, q.stride(0), pool, self._value_offset, tables, tables.stride(0),
-            metadata.query_starts, metadata.device_context_lens, launch.first_row, self._scale,
+            metadata.query_starts, metadata.device_context_lens, launch.first_row, scale,
             out, part_out, part_max, part_sum,
-            **self._constants,
+            **self._constants, WINDOW=layer.window or 0, SOFT_CAP=layer.soft_cap or 0.0,
             QUERIES=launch.queries, KEYS=launch.keys, SPLITS=launch.splits,
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
@@ -308,7 +315,7 @@ class TritonAttention:
                 num_warps=1, launch_pdl=self._dependent,
             )  # fmt: skip
 
-    def _parts(self, launch: Launch, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, launch: Launch, device: torch.device) -> Parts:
         """float32 [tokens, heads, splits(, head_dim)]: unscaled outputs, maxima and sums."""
         shape = (launch.tokens, self._num_heads, launch.splits)
         maxima = torch.empty(shape, dtype=torch.float32, device=device)

@@ -46,12 +46,12 @@ static float softmax(float *scores, long count) {
 
 // product: [tokens, heads + 2 kv_heads, dim], of which queries and keys are rotated in place.
 // cos, sin: [tokens, dim], sin negative in the first half. scale: [heads + kv_heads, dim], or null
-// if queries and keys are not normalised. slots: [tokens], below `capacity`.
+// if queries and keys are not normalised; offset is added to it. slots: [tokens], below `capacity`.
 template <class T>
 static bool rotate_and_store(typename T::Type *product, const typename T::Type *cos,
                              const typename T::Type *sin, const typename T::Type *scale,
-                             float eps, typename T::Type *pool, const int64_t *slots,
-                             long capacity, long tokens, long heads, long kv_heads, long dim) {
+                             float eps, float offset, typename T::Type *pool,
+                             const int64_t *slots, long capacity, long tokens, long heads, long kv_heads, long dim) {
   const long kv = kv_heads * dim, half = dim / 2, stride = (heads + 2 * kv_heads) * dim;
   bool valid = true;
 #pragma omp parallel for if (tokens > 32) reduction(&& : valid)
@@ -65,7 +65,7 @@ static bool rotate_and_store(typename T::Type *product, const typename T::Type *
         float squares = 0;
         for (long i = 0; i < dim; i++) squares += wide[i] * wide[i];
         const float factor = 1.f / std::sqrt(squares / dim + eps);
-        for (long i = 0; i < dim; i++) wide[i] *= factor * T::widen(scale[head * dim + i]);
+        for (long i = 0; i < dim; i++) wide[i] *= factor * (T::widen(scale[head * dim + i]) + offset);
       }
       for (long i = 0; i < half; i++) {
         x[i] = T::narrow(wide[i] * T::widen(c[i]) + wide[half + i] * T::widen(s[i]));
@@ -82,20 +82,22 @@ static bool rotate_and_store(typename T::Type *product, const typename T::Type *
   return valid;
 }
 
-// One KV head of a row's context: keys at `first`, values `kv` behind them.
+// One KV head of what a row sees: keys at `first`, values `kv` behind them, of `length` tokens from
+// position `begin` on.
 template <class T>
 struct Context {
   const typename T::Type *first;
   long kv;
   const int32_t *table;
-  long blocks, block_size, length;
+  long blocks, block_size, begin, length;
   bool valid = true;
 
-  // From `key` on, the keys or values of up to LANES tokens, as floats. Returns how many.
+  // From the key with that index on, keys or values of up to LANES tokens, as floats. Returns how
+  // many.
   template <int PARTS>
-  int load(long key, long offset, Floats (*floats)[PARTS]) {
-    const int count = smaller(LANES, length - key);
-    for (int t = 0; t < count; t++, key++) {
+  int load(long index, long offset, Floats (*floats)[PARTS]) {
+    const int count = smaller(LANES, length - index);
+    for (long t = 0, key = begin + index; t < count; t++, key++) {
       long block = table[key / block_size];
       if (block < 0 || block >= blocks) block = 0, valid = false;
       const long slot = block * block_size + key % block_size;
@@ -110,7 +112,7 @@ struct Context {
 // for [group, context, a multiple of LANES].
 template <class T, int PARTS>
 static void attend_one(const typename T::Type *q, Context<T> &context, long group, float scale,
-                       float *scores, typename T::Type *out) {
+                       float cap, float *scores, typename T::Type *out) {
   const long room = (context.length + LANES - 1) / LANES * LANES, dim = PARTS * LANES;
   Floats tokens[LANES][PARTS], queries[group][PARTS], sums[group][PARTS];
   for (long g = 0; g < group; g++)
@@ -124,7 +126,8 @@ static void attend_one(const typename T::Type *q, Context<T> &context, long grou
       Floats products[LANES] = {};
       for (int t = 0; t < count; t++)
         for (int i = 0; i < PARTS; i++) products[t] += queries[g][i] * tokens[t][i];
-      const Floats score = totals(products);
+      Floats score = totals(products);
+      if (cap > 0) score = cap * (1.f - 2.f / (1.f + exponential(score * (2.f / cap))));
       memcpy(scores + g * room + key, &score, sizeof score);
     }
   }
@@ -146,11 +149,12 @@ static void attend_one(const typename T::Type *q, Context<T> &context, long grou
 
 // Rows with one query each. q: the first row's; those of a row lie `stride` behind those of the row
 // before. tables: [rows, width], of ids below `blocks`. contexts: [rows]. out: [rows, heads, dim].
+// window: keys that a query sees, 0 for all. cap: c of c * tanh(score / c), 0 for none.
 template <class T, int PARTS>
 static bool attend(const typename T::Type *q, long stride, const typename T::Type *pool,
                    const int32_t *tables, long width, long blocks, long block_size,
                    const int64_t *contexts, typename T::Type *out, long rows, long heads,
-                   long kv_heads, float scale) {
+                   long kv_heads, long window, float scale, float cap) {
   const long group = heads / kv_heads, dim = PARTS * LANES;
   bool valid = true;
 #pragma omp parallel reduction(&& : valid)
@@ -159,10 +163,11 @@ static bool attend(const typename T::Type *q, long stride, const typename T::Typ
 #pragma omp for schedule(dynamic)
     for (long task = 0; task < rows * kv_heads; task++) {
       const long row = task / kv_heads, head = task % kv_heads;
+      const long length = window ? smaller(window, contexts[row]) : contexts[row];
       Context<T> context = {pool + head * dim, kv_heads * dim, tables + row * width,
-                            blocks, block_size, contexts[row]};
+                            blocks, block_size, contexts[row] - length, length};
       scores.resize(group * (context.length + LANES));
-      attend_one<T, PARTS>(q + row * stride + head * group * dim, context, group, scale,
+      attend_one<T, PARTS>(q + row * stride + head * group * dim, context, group, scale, cap,
                            scores.data(), out + (row * heads + head * group) * dim);
       valid = valid && context.valid;
     }
@@ -189,17 +194,17 @@ static bool is_any(std::integer_sequence<int, DIM...>, long dim) {
 #define EXPORT(NAME, T)                                                                           \
   extern "C" bool rotate_and_store_##NAME(                                                        \
       T::Type *product, const T::Type *cos, const T::Type *sin, const T::Type *norm, float eps,   \
-      T::Type *pool, const int64_t *slots, long capacity, long tokens, long heads, long kv_heads, \
-      long dim) {                                                                                 \
-    return rotate_and_store<T>(product, cos, sin, norm, eps, pool, slots, capacity, tokens,       \
-                               heads, kv_heads, dim);                                             \
+      float offset, T::Type *pool, const int64_t *slots, long capacity, long tokens, long heads,  \
+      long kv_heads, long dim) {                                                                  \
+    return rotate_and_store<T>(product, cos, sin, norm, eps, offset, pool, slots, capacity,       \
+                               tokens, heads, kv_heads, dim);                                     \
   }                                                                                               \
   extern "C" bool attend_##NAME(const T::Type *q, long stride, const T::Type *pool,               \
                                 const int32_t *tables, long width, long blocks, long block_size,  \
                                 const int64_t *contexts, T::Type *out, long rows, long heads,     \
-                                long kv_heads, long dim, float scale) {                           \
+                                long kv_heads, long dim, long window, float scale, float cap) {   \
     return attend_over<T>(Dims(), dim, q, stride, pool, tables, width, blocks, block_size,        \
-                          contexts, out, rows, heads, kv_heads, scale);                           \
+                          contexts, out, rows, heads, kv_heads, window, scale, cap);              \
   }
 
 EXPORT(float32, Float32)

@@ -14,6 +14,7 @@ from replica.model.attention.metadata import AttentionMetadata
 from replica.model.cpu.library import Kernel, kernel
 from replica.model.kv_cache import KVCache
 from replica.model.rotary import QKNorm, Rotation
+from replica.model.spec import LayerSpec, ModelSpec
 
 SMALL_CHUNK = 1 << 16
 """Queries times keys. Torch is faster for larger chunks, and rounds differently."""
@@ -25,7 +26,7 @@ def supports(library: ctypes.CDLL, head_dim: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Queries:
-    """N queries, each over a context of its own."""
+    """N queries, each over the end of a context of its own."""
 
     tokens: slice | Tensor
     tables: Tensor
@@ -35,7 +36,7 @@ class _Queries:
     block_size: int
     kernel: Kernel
 
-    def attend(self, q: Tensor, pool: Tensor) -> Tensor:
+    def attend(self, q: Tensor, pool: Tensor, layer: LayerSpec) -> Tensor:
         q = q[self.tokens]
         rows, heads, dim = q.shape
         out = q.new_empty(rows, heads * dim)
@@ -53,7 +54,9 @@ class _Queries:
             heads,
             pool.shape[2],
             dim,
-            dim**-0.5,
+            layer.window or 0,
+            layer.scale,
+            layer.soft_cap or 0.0,
         )
         return out
 
@@ -63,8 +66,8 @@ class NativeAttention(PagedAttention):
     token has the same bits however it got into the pool. Raises IndexError, as torch does, for a
     slot or block that the pool does not have."""
 
-    def __init__(self, cache: KVCache, num_heads: int, library: ctypes.CDLL) -> None:
-        super().__init__(cache, num_heads)
+    def __init__(self, cache: KVCache, spec: ModelSpec, library: ctypes.CDLL) -> None:
+        super().__init__(cache, spec)
         self._attend = kernel(library, "attend", cache.layers.dtype)
         self._rotate_and_store = kernel(library, "rotate_and_store", cache.layers.dtype)
 
@@ -82,6 +85,7 @@ class NativeAttention(PagedAttention):
             rotation.sin.data_ptr(),
             None if norm is None else norm.scale.data_ptr(),
             0.0 if norm is None else norm.eps,
+            0.0 if norm is None else norm.offset,
             pool.data_ptr(),
             slot_mapping.data_ptr(),
             len(pool),
@@ -90,17 +94,21 @@ class NativeAttention(PagedAttention):
             *pool.shape[2:],
         )
 
-    def _decode_rows(self, metadata: AttentionMetadata, decoding: list[int]) -> Iterator[Span]:
+    def _decode_rows(
+        self, metadata: AttentionMetadata, decoding: list[int], window: int | None
+    ) -> Iterator[Span]:
         lengths = metadata.context_lens
         tokens = selection(metadata.first_tokens(decoding))
         tables = metadata.block_tables[selection(decoding)]
         contexts = torch.tensor([lengths[row] for row in decoding])
         yield _Queries(tokens, tables, contexts, self._block_size, self._attend)
 
-    def _chunk(self, metadata: AttentionMetadata, row: int, tokens: slice) -> Span:
+    def _chunk(
+        self, metadata: AttentionMetadata, row: int, tokens: slice, window: int | None
+    ) -> Span:
         count, length = metadata.query_lens[row], metadata.context_lens[row]
-        if count * length > SMALL_CHUNK:
-            return super()._chunk(metadata, row, tokens)
+        if count * min(length, window or length) > SMALL_CHUNK:
+            return super()._chunk(metadata, row, tokens, window)
         tables = metadata.block_tables[row].expand(count, -1)
         contexts = torch.arange(length - count + 1, length + 1)
         return _Queries(tokens, tables, contexts, self._block_size, self._attend)

@@ -29,7 +29,7 @@ LINK = ("-shared",)
 """Without libgomp: OpenMP's functions are found in the copy that torch has loaded. With a second
 one there would be two teams of threads for the same cores."""
 
-_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+_POINTER, _LONG, _FLOAT, _BOOL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
 Kernel: TypeAlias = Callable[..., None]
 
 
@@ -94,20 +94,20 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
         for function, arguments in (
             (f"linear_{name}", [_POINTER] * 4 + [_LONG] * 3),
             (f"logits_{name}", [_POINTER] * 3 + [_LONG] * 3),
-            (f"gated_{name}", [_POINTER] * 3 + [_LONG] * 3),
-            (f"add_norm_{name}", [_POINTER] * 4 + [_LONG] * 2 + [_FLOAT]),
+            (f"gated_{name}", [*[_POINTER] * 3, *[_LONG] * 3, _BOOL]),
+            (f"add_norm_{name}", [*[_POINTER] * 3, _FLOAT, _POINTER, *[_LONG] * 2, _FLOAT]),
         ):
             found = getattr(library, function)
             found.argtypes, found.restype = arguments, None
         store = getattr(library, f"rotate_and_store_{name}")
         attend = getattr(library, f"attend_{name}")
-        store.argtypes = [*[_POINTER] * 4, _FLOAT, _POINTER, _POINTER, *[_LONG] * 5]
+        store.argtypes = [*[_POINTER] * 4, _FLOAT, _FLOAT, _POINTER, _POINTER, *[_LONG] * 5]
         attend.argtypes = [_POINTER, _LONG, _POINTER, _POINTER, *[_LONG] * 3]
-        attend.argtypes += [_POINTER, _POINTER, *[_LONG] * 4, _FLOAT]
+        attend.argtypes += [_POINTER, _POINTER, *[_LONG] * 5, _FLOAT, _FLOAT]
         for found in (store, attend):
-            found.restype, found.errcheck = ctypes.c_bool, _check
+            found.restype, found.errcheck = _BOOL, _check
     library.lanes.restype = _LONG
-    library.attends_over.argtypes, library.attends_over.restype = [_LONG], ctypes.c_bool
+    library.attends_over.argtypes, library.attends_over.restype = [_LONG], _BOOL
     return library
 
 

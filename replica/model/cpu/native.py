@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from replica.model.cpu.library import kernel
 from replica.model.layer_ops import TorchOps
-from replica.model.linear import Linear
+from replica.model.linear import Linear, activated
+from replica.model.norm import RMSNorm
+from replica.model.spec import Activation
 
 
 def supports(layer: Linear) -> bool:
@@ -28,59 +30,64 @@ def lay_out(weight: Tensor, lanes: int) -> Tensor:
     return pairs.permute(order).contiguous()
 
 
+class NativeFormat:
+    """A weight in the blocks of `lay_out`, as a `Format`."""
+
+    def __init__(self, weight: Tensor, library: ctypes.CDLL) -> None:
+        self._outputs = len(weight)
+        self._lanes = int(library.lanes())
+        self._weight = lay_out(weight, self._lanes)
+        self._linear = kernel(library, "linear", weight.dtype)
+        self._logits = kernel(library, "logits", weight.dtype)
+        self._gated = kernel(library, "gated", weight.dtype)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        out = x.new_empty(len(x), self._outputs)
+        self._linear(
+            x.data_ptr(),
+            self._weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+            self._outputs,
+        )
+        return out
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        width = self._outputs // 2
+        if width % self._lanes:  # the halves share a block
+            return activated(self.product(x, None), activation)
+        out = x.new_empty(len(x), width)
+        gelu = activation == "gelu_tanh"
+        self._gated(x.data_ptr(), self._weight.data_ptr(), out.data_ptr(), *x.shape, width, gelu)
+        return out
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        weight = self._weight.data_ptr()
+        self._logits(x.data_ptr(), weight, out.data_ptr(), *x.shape, self._outputs)
+
+
 class NativeOps(TorchOps):
     """For one type of weights. Layers that were not packed are torch's."""
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self.library = library
-        self._lanes = int(library.lanes())
-        self._linear = kernel(library, "linear", dtype)
-        self._logits = kernel(library, "logits", dtype)
-        self._gated = kernel(library, "gated", dtype)
         self._add_norm = kernel(library, "add_norm", dtype)
 
     def pack(self, layer: Linear) -> None:
         if supports(layer):
-            layer.replace_weight(lay_out(layer.weight, self._lanes))
+            layer.replace_weight(NativeFormat(layer.weight, self.library))
 
-    def add_norm(self, residual: Tensor, update: Tensor | None, norm: nn.RMSNorm) -> Tensor:
+    def add_norm(self, residual: Tensor, update: Tensor | None, norm: RMSNorm) -> Tensor:
         out = torch.empty_like(residual)
         self._add_norm(
             residual.data_ptr(),
             None if update is None else update.data_ptr(),
             norm.weight.data_ptr(),
+            norm.offset,
             out.data_ptr(),
             *residual.shape,
             norm.eps,
         )
         return out
-
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
-        if layer.packed is None:
-            return super().linear(x, layer)
-        x, bias = x.contiguous(), layer.bias
-        out = x.new_empty(len(x), layer.out_features)
-        self._linear(
-            x.data_ptr(),
-            layer.packed.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            *x.shape,
-            layer.out_features,
-        )
-        return out
-
-    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
-        width = gate_up.out_features // 2
-        if gate_up.packed is None or width % self._lanes:  # the halves share a block
-            return super().gated(x, gate_up)
-        out = x.new_empty(len(x), width)
-        self._gated(x.data_ptr(), gate_up.packed.data_ptr(), out.data_ptr(), *x.shape, width)
-        return out
-
-    def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
-        if head.packed is None:
-            super().logits(x, head, out)
-        else:
-            packed = head.packed.data_ptr()
-            self._logits(x.data_ptr(), packed, out.data_ptr(), *x.shape, head.out_features)

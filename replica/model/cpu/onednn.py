@@ -10,6 +10,7 @@ from torch import Tensor
 
 from replica.model.layer_ops import TorchOps
 from replica.model.linear import Linear
+from replica.model.spec import Activation
 
 _ROWS_HINT = 8
 """What oneDNN chooses the layout for. Any number of rows may be multiplied with it."""
@@ -21,14 +22,24 @@ def is_available(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+class OneDnnFormat:
+    """A weight in the blocks of oneDNN, as a `Format`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        multiply = torch.ops.mkldnn._linear_pointwise
+        product: Tensor = multiply(x, self._weight, bias, "none", [], "")
+        return product
+
+    def gated(self, x: Tensor, activation: Activation) -> None:
+        """It has no kernel for that."""
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(self.product(x, None))
+
+
 class OneDnnOps(TorchOps):
     def pack(self, layer: Linear) -> None:
-        weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight, _ROWS_HINT)
-        layer.replace_weight(weight)
-
-    def linear(self, x: Tensor, layer: Linear) -> Tensor:
-        if layer.packed is None:
-            return super().linear(x, layer)
-        multiply = torch.ops.mkldnn._linear_pointwise
-        product: Tensor = multiply(x, layer.packed, layer.bias, "none", [], "")
-        return product
+        layer.replace_weight(OneDnnFormat(layer.weight))

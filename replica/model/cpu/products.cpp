@@ -92,21 +92,25 @@ static void linear(const typename T::Type *x, const typename T::Type *weight,
               });
 }
 
+// The activation is x / (1 + e^-u): SiLU with u = x, and the tanh form of GELU with what stands here.
 template <class T>
 static void gated(const typename T::Type *x, const typename T::Type *weight,
-                  typename T::Type *out, long rows, long inputs, long outputs) {
+                  typename T::Type *out, long rows, long inputs, long outputs, bool gelu) {
   const long blocks = outputs / LANES;
   multiply<T>(x, weight, rows, inputs, blocks, 1, blocks,
               [=](long row, long block, const Floats *sums) {
-                Floats value = sums[0] / (1.f + exponential(-sums[0])) * sums[1];
+                const Floats gate = sums[0];
+                Floats u = gate;
+                if (gelu) u = 1.59576912f * (gate + .044715f * gate * gate * gate);
+                Floats value = gate / (1.f + exponential(-u)) * sums[1];
                 T::store(out + row * outputs + block * LANES, value);
               });
 }
 
 template <class T>
 static void add_norm(typename T::Type *residual, const typename T::Type *update,
-                     const typename T::Type *scale, typename T::Type *out, long rows, long width,
-                     float eps) {
+                     const typename T::Type *scale, float offset, typename T::Type *out,
+                     long rows, long width, float eps) {
 #pragma omp parallel for if (rows > 4 * ROWS)
   for (long row = 0; row < rows; row++) {
     typename T::Type *x = residual + row * width, *y = out + row * width;
@@ -121,7 +125,7 @@ static void add_norm(typename T::Type *residual, const typename T::Type *update,
     for (float square : squares) sum += square;
     const float factor = 1.f / std::sqrt(sum / width + eps);
     for (long i = 0; i < width; i++)
-      y[i] = T::narrow(T::widen(x[i]) * factor * T::widen(scale[i]));
+      y[i] = T::narrow(T::widen(x[i]) * factor * (T::widen(scale[i]) + offset));
   }
 }
 
@@ -135,13 +139,13 @@ static void add_norm(typename T::Type *residual, const typename T::Type *update,
     linear<T, Float32>(x, weight, nullptr, out, rows, inputs, outputs);                          \
   }                                                                                              \
   extern "C" void gated_##NAME(const T::Type *x, const T::Type *weight, T::Type *out, long rows, \
-                               long inputs, long outputs) {                                      \
-    gated<T>(x, weight, out, rows, inputs, outputs);                                             \
+                               long inputs, long outputs, bool gelu) {                           \
+    gated<T>(x, weight, out, rows, inputs, outputs, gelu);                                       \
   }                                                                                              \
   extern "C" void add_norm_##NAME(T::Type *residual, const T::Type *update,                      \
-                                  const T::Type *scale, T::Type *out, long rows, long width,     \
-                                  float eps) {                                                   \
-    add_norm<T>(residual, update, scale, out, rows, width, eps);                                 \
+                                  const T::Type *scale, float offset, T::Type *out, long rows,   \
+                                  long width, float eps) {                                       \
+    add_norm<T>(residual, update, scale, offset, out, rows, width, eps);                         \
   }
 
 EXPORT(float32, Float32)

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from replica.model.gpu.dependent import start, wait
 from replica.model.gpu.room import empty_rows
+from replica.model.norm import RMSNorm
 from replica.model.rotary import QKNorm, Rotation
+from replica.model.spec import Activation
 
 
 @triton.jit
@@ -25,29 +27,33 @@ def _sum_of_parts(parts, part_stride, inside, PARTS: tl.constexpr):
 @triton.jit
 def _add_norm(
     parts, part_stride, residual, weight, out, eps,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, RESIDUAL: tl.constexpr,
+    OFFSET: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Program (token)."""
+    """Program (token). Without RESIDUAL the parts alone are normalised."""
     start(DEPENDENT)
     i = tl.arange(0, WIDTH)
     inside = i < COLUMNS
-    scale = tl.load(weight + i, inside, 0.0).to(tl.float32)
+    scale = tl.load(weight + i, inside, 0.0).to(tl.float32) + OFFSET
     wait(DEPENDENT)
     row = tl.program_id(0).to(tl.int64) * COLUMNS + i
-    x = tl.load(residual + row, inside, 0.0).to(tl.float32)
-    if PARTS > 0:
-        x += _sum_of_parts(parts + row, part_stride, inside, PARTS)
-        rounded = x.to(residual.dtype.element_ty)
-        tl.store(residual + row, rounded, inside)
-        x = rounded.to(tl.float32)
+    if RESIDUAL:
+        x = tl.load(residual + row, inside, 0.0).to(tl.float32)
+        if PARTS > 0:
+            x += _sum_of_parts(parts + row, part_stride, inside, PARTS)
+            rounded = x.to(residual.dtype.element_ty)
+            tl.store(residual + row, rounded, inside)
+            x = rounded.to(tl.float32)
+    else:
+        x = _sum_of_parts(parts + row, part_stride, inside, PARTS)
     shrink = tl.rsqrt(tl.sum(x * x, 0) / COLUMNS + eps)
     tl.store(out + row, (x * shrink * scale).to(out.dtype.element_ty), inside)
 
 
 @triton.jit
-def _silu_and_multiply(
+def _activate(
     gate_up, out,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (token, block of columns)."""
     start(DEPENDENT)
@@ -57,7 +63,11 @@ def _silu_and_multiply(
     inside = i < COLUMNS
     gate = tl.load(gate_up + token * 2 * COLUMNS + i, inside, 0.0).to(tl.float32)
     up = tl.load(gate_up + token * 2 * COLUMNS + COLUMNS + i, inside, 0.0).to(tl.float32)
-    active = gate / (1.0 + tl.exp(-gate)) * up
+    # Both are gate / (1 + e^-u): SiLU with u = gate, GELU in its tanh form with this.
+    u = gate
+    if GELU:
+        u = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+    active = gate / (1.0 + tl.exp(-u)) * up
     tl.store(out + token * COLUMNS + i, active.to(out.dtype.element_ty), inside)
 
 
@@ -66,7 +76,7 @@ def _rotate_and_store(
     parts, part_stride, cos, sin, scale, eps, q, pool, value_offset, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, NORM: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    OFFSET: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (token, TILE heads): queries go to `q`, keys and values to their slot of the pool."""
     start(DEPENDENT)
@@ -83,8 +93,9 @@ def _rotate_and_store(
     turns = head < HEADS + KV_HEADS
     if NORM:
         shrink = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / HEAD_DIM + eps)[:, None]
-        scale_a = tl.load(scale + head * HEAD_DIM + i, inside & turns, 0.0).to(tl.float32)
-        scale_b = tl.load(scale + head * HEAD_DIM + HALF + i, inside & turns, 0.0).to(tl.float32)
+        place = scale + head * HEAD_DIM + i
+        scale_a = tl.load(place, inside & turns, 0.0).to(tl.float32) + OFFSET
+        scale_b = tl.load(place + HALF, inside & turns, 0.0).to(tl.float32) + OFFSET
         a = tl.where(turns, a * shrink * scale_a, a)
         b = tl.where(turns, b * shrink * scale_b, b)
     # The angles, too, were computed by a kernel of this step.
@@ -104,30 +115,42 @@ def _rotate_and_store(
     tl.store(target + HALF, second.to(pool.dtype.element_ty), stored)
 
 
-def add_norm(
-    residual: Tensor, update: Tensor | None, weight: Tensor, eps: float, *, dependent: bool
-) -> Tensor:
-    """RMS norm (arXiv:1910.07467) of [T, C], after `update` [parts, T, C] was added in place."""
-    tokens, columns = residual.shape
-    out = empty_rows(residual, tokens, columns)
-    parts = residual if update is None else update
-    _add_norm[(tokens,)](
-        parts, parts.stride(0), residual, weight, out, eps,
-        COLUMNS=columns, WIDTH=triton.next_power_of_2(columns),
-        PARTS=0 if update is None else len(update), DEPENDENT=dependent,
-        num_warps=8 if columns > 1024 else 4, launch_pdl=dependent,
-    )  # fmt: skip
+def add_norm(residual: Tensor, update: Tensor | None, norm: RMSNorm, *, dependent: bool) -> Tensor:
+    """RMS norm of [T, C], after `update` [parts, T, C] was added in place."""
+    out = empty_rows(residual, *residual.shape)
+    parts, count = (residual, 0) if update is None else (update, len(update))
+    _launch_norm(parts, count, residual, norm, out, dependent=dependent)
     return out
 
 
-def silu_and_multiply(gate_up: Tensor, *, dependent: bool) -> Tensor:
-    """[T, 2C] to [T, C]: the first half through SiLU, times the second half."""
+def normalised(product: Tensor, norm: RMSNorm, *, dependent: bool) -> Tensor:
+    """RMS norm of the sum of [parts, T, C], as [1, T, C] of the norm's type."""
+    out = empty_rows(norm.weight, *product.shape[1:])
+    _launch_norm(product, len(product), None, norm, out, dependent=dependent)
+    return out.unsqueeze(0)
+
+
+def _launch_norm(
+    parts: Tensor, count: int, residual: Tensor | None, norm: RMSNorm, out: Tensor,
+    *, dependent: bool,
+) -> None:  # fmt: skip
+    tokens, columns = out.shape
+    _add_norm[(tokens,)](
+        parts, parts.stride(0), parts if residual is None else residual, norm.weight, out, norm.eps,
+        COLUMNS=columns, WIDTH=triton.next_power_of_2(columns), PARTS=count,
+        RESIDUAL=residual is not None, OFFSET=norm.offset, DEPENDENT=dependent,
+        num_warps=8 if columns > 1024 else 4, launch_pdl=dependent,
+    )  # fmt: skip
+
+
+def activate(gate_up: Tensor, activation: Activation, *, dependent: bool) -> Tensor:
+    """[T, 2C] to [T, C]: the first half through the activation, times the second half."""
     tokens, columns = len(gate_up), gate_up.shape[1] // 2
     out = empty_rows(gate_up, tokens, columns)
     block = 2048
-    _silu_and_multiply[(tokens, triton.cdiv(columns, block))](
-        gate_up, out, COLUMNS=columns, BLOCK=block, DEPENDENT=dependent,
-        num_warps=8, launch_pdl=dependent,
+    _activate[(tokens, triton.cdiv(columns, block))](
+        gate_up, out, COLUMNS=columns, BLOCK=block, GELU=activation == "gelu_tanh",
+        DEPENDENT=dependent, num_warps=8, launch_pdl=dependent,
     )  # fmt: skip
     return out
 
@@ -151,6 +174,7 @@ def rotate_and_store(
         q, pool, pool.stride(0), slots,
         HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         WIDTH=triton.next_power_of_2(dim // 2), TILE=tile, PARTS=len(product),
-        NORM=norm is not None, DEPENDENT=dependent, num_warps=2, launch_pdl=dependent,
+        NORM=norm is not None, OFFSET=norm.offset if norm else 0.0, DEPENDENT=dependent,
+        num_warps=2, launch_pdl=dependent,
     )  # fmt: skip
     return q

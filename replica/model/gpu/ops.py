@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from replica.model.gpu import elementwise
@@ -18,7 +18,9 @@ from replica.model.gpu.dependent import launches_early
 from replica.model.gpu.room import rounded, with_room
 from replica.model.gpu.skinny import MAX_TOKENS, Plan, product, tile_tokens
 from replica.model.linear import Linear
+from replica.model.norm import RMSNorm
 from replica.model.rotary import Rotation, angles
+from replica.model.spec import Activation
 
 Kind: TypeAlias = Literal["linear", "gated", "logits"]
 
@@ -59,27 +61,34 @@ class GpuOps:
     def rotation(self, positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
         return Rotation(*angles(positions, frequencies))
 
-    def add_norm(self, residual: Tensor, update: Tensor | None, norm: nn.RMSNorm) -> Tensor:
-        assert norm.eps is not None
-        weight, eps = norm.weight, norm.eps
-        return elementwise.add_norm(residual, update, weight, eps, dependent=self.dependent)
+    def add_norm(self, residual: Tensor, update: Tensor | None, norm: RMSNorm) -> Tensor:
+        return elementwise.add_norm(residual, update, norm, dependent=self.dependent)
+
+    def normalised(self, product: Tensor, norm: RMSNorm) -> Tensor:
+        return elementwise.normalised(product, norm, dependent=self.dependent)
 
     def linear(self, x: Tensor, layer: Linear) -> Tensor:
         plan = self._plan("linear", x, layer)
         if plan is None:
-            return self._cublas(x, layer).unsqueeze(0)
-        return product(x, layer.weight, layer.bias, plan)
+            return self._whole(x, layer).unsqueeze(0)
+        parts = product(x, layer.weight, layer.bias, plan)
+        if layer.epilogue is None:
+            return parts
+        return layer.finished(x, parts.sum(0).to(x.dtype)).unsqueeze(0)
 
-    def gated(self, x: Tensor, gate_up: Linear) -> Tensor:
-        plan = self._plan("gated", x, gate_up)
+    def gated(self, x: Tensor, gate_up: Linear, activation: Activation) -> Tensor:
+        plan = self._plan("gated", x, gate_up) if gate_up.is_bare else None
         if plan is None:
-            both = self._cublas(x, gate_up)
-            return elementwise.silu_and_multiply(both, dependent=self.dependent)
-        return product(x, gate_up.weight, None, plan, gated=True)[0]
+            both = self._whole(x, gate_up)
+            return elementwise.activate(both, activation, dependent=self.dependent)
+        return product(x, gate_up.weight, None, plan, activation=activation)[0]
 
     def logits(self, x: Tensor, head: Linear, out: Tensor) -> None:
         """As of every kind of these. With `rounds` rows behind those of `out` are written, too, as
         far as there are any."""
+        if head.format is not None:
+            head.format.logits(x, out)
+            return
         plan = self._plan("logits", x, head)
         if plan is not None:
             product(x, head.weight, None, plan, out=out)
@@ -91,13 +100,15 @@ class GpuOps:
         else:
             torch.mm(x, head.weight.t(), out_dtype=torch.float32, out=out)
 
-    def _cublas(self, x: Tensor, layer: Linear) -> Tensor:
-        """[T, outputs]"""
+    def _whole(self, x: Tensor, layer: Linear) -> Tensor:
+        """[T, outputs], by cuBLAS if the weight is plain."""
+        if layer.format is not None:
+            return layer.product(x)
         rows = with_room(x) if self.rounds else x
-        return F.linear(rows, layer.weight, layer.bias)[: len(x)]
+        return layer.finished(x, F.linear(rows, layer.weight, layer.bias)[: len(x)])
 
     def _plan(self, kind: Kind, x: Tensor, layer: Linear) -> Plan | None:
-        if len(x) > MAX_TOKENS:
+        if len(x) > MAX_TOKENS or layer.format is not None:
             return None
         return self.plans.get(product_key(kind, layer, len(x)))
 

@@ -26,6 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from replica.model.spec import Activation
+
 MAX_TOKENS = 64
 OUTPUTS, DEPTH = 64, 128
 """Tile of a weight: its rows (outputs of the layer), and how much of each."""
@@ -72,7 +74,7 @@ def plans(weight: Tensor, tokens: int, *, gated: bool, whole: bool) -> list[Plan
 def _product(
     x, weight, bias, out, tokens, outputs, depth,
     TOKENS: gl.constexpr, OUTPUTS: gl.constexpr, DEPTH: gl.constexpr, STAGES: gl.constexpr,
-    GATED: gl.constexpr, BIAS: gl.constexpr,
+    GATED: gl.constexpr, GELU: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     """Program (tile of outputs, part). depth: inputs of one part. outputs: of one token."""
     tile, part = gl.program_id(0) * OUTPUTS, gl.program_id(1)
@@ -139,7 +141,10 @@ def _product(
         added = gl.load(bias + output).to(gl.float32)
         acc += (added * (part == 0))[:, None]
     if GATED:
-        acc = acc / (1.0 + gl.exp(-acc)) * up
+        u = acc  # as in `replica.model.gpu.elementwise`
+        if GELU:
+            u = 1.5957691216057308 * (acc + 0.044715 * acc * acc * acc)
+        acc = acc / (1.0 + gl.exp(-u)) * up
     place = (part.to(gl.int64) * tokens + token[None, :]) * outputs + output[:, None]
     gl.store(out + place, acc.to(out.dtype.element_ty), (token < tokens)[None, :])
 
@@ -151,13 +156,14 @@ def _tiles(tensor: Tensor, height: int) -> TensorDescriptor:
 
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None, plan: Plan,
-    *, gated: bool = False, out: Tensor | None = None,
+    *, activation: Activation | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [T, inputs] times weight [outputs, inputs], in parts: [splits, T, outputs].
 
-    gated: the first half of the outputs through SiLU, times the second half: half as many.
+    activation: of the first half of the outputs, times the second half: half as many.
     float32 where there is more than one part. out: where the only part goes, of any type.
     """
+    gated = activation is not None
     tokens, outputs = len(x), weight.shape[0] // (1 + gated)
     if out is None:
         dtype = x.dtype if plan.splits == 1 else torch.float32
@@ -167,7 +173,7 @@ def product(
         _tiles(x, padded), _tiles(weight, OUTPUTS), weight if bias is None else bias, out,
         tokens, outputs, x.shape[1] // plan.splits,
         TOKENS=padded, OUTPUTS=OUTPUTS, DEPTH=DEPTH, STAGES=plan.stages,
-        GATED=gated, BIAS=bias is not None,
+        GATED=gated, GELU=activation == "gelu_tanh", BIAS=bias is not None,
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return out

@@ -27,6 +27,7 @@ from replica.model.gpu.ops import GpuOps, ProductKey, product_key
 from replica.model.gpu.room import ROUND, empty_rows, rounded
 from replica.model.gpu.skinny import MAX_TOKENS, Plan, plans, supported, tile_tokens
 from replica.model.linear import Linear
+from replica.model.norm import RMSNorm
 
 REPLAYS = 4
 
@@ -108,17 +109,17 @@ def tune(decoder: Decoder, max_rows: int, device: CudaDevice, cache_dir: str) ->
 def load_products(decoder: Decoder, max_tokens: int, max_logits: int, device: CudaDevice) -> None:
     """Have cuBLAS see every number of tokens that prompt chunks will come with: the first time it
     thinks, and may load a kernel, which holds that step up for up to twenty milliseconds."""
-    layer = next(decoder.decoder_layers())
+    block = next(decoder.blocks())
     ops = decoder.ops.for_chunks()
-    head = decoder.head
+    head, like = decoder.head, decoder.embedding
 
     def work() -> None:
         for tokens in range(ROUND, rounded(max_tokens) + 1, ROUND):
-            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                ops.linear(empty_rows(linear.weight, tokens, linear.in_features), linear)
-        logits = torch.empty(max_logits, head.out_features, device=head.weight.device)
+            for linear in (block.qkv, block.output, block.gate_up, block.down):
+                ops.linear(empty_rows(like, tokens, linear.in_features), linear)
+        logits = torch.empty(max_logits, head.out_features, device=like.device)
         for tokens in (*range(ROUND, max_logits, ROUND), max_logits):
-            x = empty_rows(head.weight, tokens, head.in_features)
+            x = empty_rows(like, tokens, head.in_features)
             ops.logits(x, head, logits[:tokens])
 
     device.stream("compute").run(work)
@@ -130,13 +131,14 @@ def _products(decoder: Decoder, max_rows: int) -> Iterator[tuple[ProductKey, Seq
     found: dict[ProductKey, list[Linear]] = defaultdict(list)
     sizes = {tile_tokens(tokens) for tokens in range(1, min(max_rows, MAX_TOKENS) + 1)}
     for tokens in sorted(sizes):
-        for layer in decoder.decoder_layers():
-            for linear in (layer.qkv, layer.output, layer.down):
+        for block in decoder.blocks():
+            for linear in (block.qkv, block.output, block.down):
                 found[product_key("linear", linear, tokens)].append(linear)
-            found[product_key("gated", layer.gate_up, tokens)].append(layer.gate_up)
+            if block.gate_up.is_bare:
+                found[product_key("gated", block.gate_up, tokens)].append(block.gate_up)
         found[product_key("logits", decoder.head, tokens)].append(decoder.head)
     for key, layers in found.items():
-        if supported(layers[0].weight):
+        if layers[0].format is None and supported(layers[0].weight):
             yield key, layers
 
 
@@ -174,14 +176,14 @@ def _work(ops: GpuOps, key: ProductKey, layers: Sequence[Linear]) -> Work:
     x = torch.ones(key.tokens, key.inputs, dtype=weight.dtype, device=weight.device)
     outputs = x.new_zeros(key.tokens, key.outputs)
     logits = outputs.to(torch.float32)
-    norm = torch.nn.RMSNorm(key.outputs, 1e-5, dtype=weight.dtype, device=weight.device)
+    norm = RMSNorm(key.outputs, 1e-5, dtype=weight.dtype, device=weight.device)
 
     def work() -> None:
         for layer in layers:
             if key.kind == "logits":
                 ops.logits(x, layer, logits)
             elif key.kind == "gated":
-                ops.gated(x, layer)
+                ops.gated(x, layer, "silu")  # others take as long
             else:
                 ops.add_norm(outputs, ops.linear(x, layer), norm)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from ctypes import CDLL
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -11,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from replica.model.attention import AttentionMetadata, paged_attention
+from replica.model.attention.backends import paged_attention
 from replica.model.attention.cpu import MAX_PADDING, similar_lengths
+from replica.model.attention.metadata import AttentionMetadata
 from replica.model.rotary import Rotation
 from tests.replica.paged import attention_spec
 
 HEADS, KV_HEADS, DIM, LAYERS = 6, 2, 16, 2
-
-SPEC = attention_spec(HEADS, KV_HEADS, DIM, LAYERS)
 
 
 class Pool:
@@ -35,14 +35,20 @@ class Pool:
         dtype: torch.dtype = torch.float32,
         seed: int = 0,
         library: CDLL | None = None,
+        window: int | None = None,
+        soft_cap: float | None = None,
     ) -> None:
-        """rows: (tokens in this step, tokens before it)."""
+        """rows: (tokens in this step, tokens before it). The first layer has the window and the
+        soft cap, the second has neither."""
+        plain, *_ = attention_spec(HEADS, KV_HEADS, DIM, LAYERS).layers
+        self._layer = replace(plain, window=window, soft_cap=soft_cap)
+        spec = replace(attention_spec(HEADS, KV_HEADS, DIM, LAYERS), layers=(self._layer, plain))
         self.query_lens = [new for new, _ in rows]
         self.context_lens = [new + old for new, old in rows]
         widths = [-(-length // block_size) for length in self.context_lens]
         num_blocks = sum(widths) + 3
         self.cache, self._attention = paged_attention(
-            SPEC, num_blocks, block_size, dtype, torch.device("cpu"), library
+            spec, num_blocks, block_size, dtype, torch.device("cpu"), library
         )
         self.cache.layers.fill_(torch.nan)
         self._size = block_size
@@ -95,18 +101,23 @@ class Pool:
         for row, (first, last) in enumerate(pairwise(ends)):
             keys, values = self.cache.layers[layer, self.slots(row)].double().unbind(1)
             for index in range(first, last):
-                seen = self.context_lens[row] - (last - 1 - index)
-                outputs.append(attention(q[index].double(), keys[:seen], values[:seen]))
+                end = self.context_lens[row] - (last - 1 - index)
+                begin = max(0, end - (self._layer.window or end)) if layer == 0 else 0
+                cap = self._layer.soft_cap if layer == 0 else None
+                seen = slice(begin, end)
+                outputs.append(attention(q[index].double(), keys[seen], values[seen], cap))
         return torch.stack(outputs)
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def attention(q: Tensor, keys: Tensor, values: Tensor, cap: float | None) -> Tensor:
     """[HEADS, DIM] over [L, KV_HEADS, DIM] -> [HEADS * DIM]"""
     heads = []
     for head in range(HEADS):
         shared = head // (HEADS // KV_HEADS)
-        weights = (keys[:, shared] @ q[head] / DIM**0.5).softmax(0)
-        heads.append(weights @ values[:, shared])
+        scores = keys[:, shared] @ q[head] / DIM**0.5
+        if cap is not None:
+            scores = cap * (scores / cap).tanh()
+        heads.append(scores.softmax(0) @ values[:, shared])
     return torch.cat(heads)
 
 
@@ -116,8 +127,10 @@ def library(request: pytest.FixtureRequest) -> CDLL | None:
 
 
 def check(pool: Pool, *, tolerance: float = 1e-5) -> None:
-    q, _, result = pool.step()
-    torch.testing.assert_close(result.double(), pool.expected(q), rtol=tolerance, atol=tolerance)
+    for layer in range(LAYERS):
+        q, _, result = pool.step(layer)
+        expected = pool.expected(q, layer)
+        torch.testing.assert_close(result.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -147,12 +160,33 @@ def test_attention_is_exact(
     ),
     block_size=st.sampled_from([1, 3, 4, 16]),
     seed=st.integers(0, 1000),
+    window=st.sampled_from([None, None, 1, 2, 7, 16, 40]),
+    soft_cap=st.sampled_from([None, None, 0.5, 30.0]),
 )
 def test_any_step_is_exact_whatever_other_slots_hold(
-    rows: list[tuple[int, int]], block_size: int, seed: int, library: CDLL | None
+    rows: list[tuple[int, int]],
+    block_size: int,
+    seed: int,
+    window: int | None,
+    soft_cap: float | None,
+    library: CDLL | None,
 ) -> None:
     """Guard block, free blocks and the tails of blocks in use are NaN here (C04, R31)."""
-    check(Pool(rows, block_size=block_size, seed=seed, library=library))
+    options = {"window": window, "soft_cap": soft_cap}
+    check(Pool(rows, block_size=block_size, seed=seed, library=library, **options))
+
+
+def test_what_a_window_has_left_behind_reaches_nobody(library: CDLL | None) -> None:
+    pool = Pool([(1, 30), (5, 60), (1, 3)], library=library, window=8)
+    pool.cache.layers[0, pool.slots(0)[:22]] = torch.nan
+    pool.cache.layers[0, pool.slots(1)[:52]] = torch.nan
+    q, _, result = pool.step()
+    torch.testing.assert_close(result.double(), pool.expected(q), rtol=1e-5, atol=1e-5)
+
+
+def test_a_chunk_as_long_as_torch_likes_best_has_its_window_too(kernels: CDLL) -> None:
+    for window in (100, 500):
+        check(Pool([(700, 0), (1, 5), (300, 40)], library=kernels, window=window, soft_cap=5.0))
 
 
 def test_keys_and_values_go_to_the_slots_of_their_tokens_and_nowhere_else(

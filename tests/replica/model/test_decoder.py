@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import random
 from ctypes import CDLL
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,35 +18,13 @@ from replica.model.cpu.pack import pack
 from replica.model.decoder import Decoder
 from replica.model.layer_ops import TorchOps
 from replica.model.linear import Linear
-from replica.model.loading import load_decoder
+from replica.model.loading import load_decoder, load_spec
 from replica.model.runner import DecoderRunner
+from tests.families import VARIANTS
 from tests.models import VOCAB_SIZE, random_model, save
 from tests.replica.paged import PagedModel
 from tests.script import Bench, submit
 
-LLAMA3_SCALING = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-LINEAR_SCALING = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "llama-tied": ("llama", {"tie_word_embeddings": True}),
-    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
-    "llama-no-sharing": ("llama", {"num_key_value_heads": 4}),
-    "llama-wide-heads": ("llama", {"head_dim": 32}),
-    "llama3-scaling": ("llama", {"rope_parameters": LLAMA3_SCALING}),
-    "linear-scaling": ("llama", {"rope_parameters": LINEAR_SCALING}),
-    "mistral": ("mistral", {"sliding_window": None}),
-    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {}),
-    "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
-}
 CPU = torch.device("cpu")
 
 
@@ -205,7 +184,7 @@ def test_packed_weights_give_the_same_logits(
     _, folder = tiny
     plain, packed = (load_decoder(folder, None, torch.float32, CPU) for _ in range(2))
     pack(packed, arithmetic(name, request, torch.float32))
-    assert all(module.packed is not None for module in linear_layers(packed))
+    assert all(module.format is not None for module in linear_layers(packed))
     tokens = prompt(100)
     assert_same(
         PagedModel(packed).run({"a": tokens})["a"], PagedModel(plain).run({"a": tokens})["a"]
@@ -229,6 +208,29 @@ def test_a_row_gives_the_same_bits_however_many_are_computed_with_it(
     alone = logits(0)
     for others in (1, 7, 8, 20):
         torch.testing.assert_close(logits(others), alone, rtol=0, atol=0)
+
+
+def test_adapters_equal_merged_weights(tiny: tuple[PreTrainedModel, str], ops: TorchOps) -> None:
+    """One at every layer, by its epilogue: a sum of products of few inputs."""
+    merged, adapted = (load_decoder(tiny[1], None, torch.float32, CPU) for _ in range(2))
+    for merging, adapting in zip(linear_layers(merged), linear_layers(adapted), strict=True):
+        if merging is merged.head:
+            continue
+        down = torch.randn(merging.in_features, 2) / 8
+        up = torch.randn(2, merging.out_features) / 8
+        merging.weight += (down @ up).t()
+        adapting.epilogue = partial(_adapt, down, up)
+    pack(merged, ops)
+    pack(adapted, ops)
+    tokens = prompt(60)
+    found = PagedModel(adapted).run({"a": tokens})["a"]
+    assert_same(found, PagedModel(merged).run({"a": tokens})["a"])
+    next(adapted.blocks()).down.epilogue = None
+    assert not torch.allclose(PagedModel(adapted).run({"a": tokens})["a"], found, atol=1e-2)
+
+
+def _adapt(down: Tensor, up: Tensor, x: Tensor, product: Tensor) -> Tensor:
+    return product.addmm_(x @ down, up)
 
 
 def linear_layers(decoder: Decoder) -> list[Linear]:
@@ -279,3 +281,14 @@ def test_a_step_in_which_nobody_samples_asks_for_no_logits(
     got = engine.run(submit("long", tokens, max_tokens=1))["long"]
     assert got == [int(expected(reference, tokens)[-1].argmax())]
     engine.close()
+
+
+def test_float16_weights_lose_nothing_in_float32(tmp_path: Path) -> None:
+    """Which "auto" takes for them."""
+    folder = save(random_model().half(), tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    spec = load_spec(folder)
+    assert spec.dtype == "float32"
+    decoder = load_decoder(folder, None, getattr(torch, spec.dtype), CPU)
+    tokens = prompt(100)
+    assert_same(PagedModel(decoder).run({"a": tokens})["a"], expected(reference, tokens))

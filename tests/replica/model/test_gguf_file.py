@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from replica.model.families import UnsupportedModel
 from replica.model.loading import load_decoder, load_spec, load_tokenizer
+from replica.model.unsupported import UnsupportedModel
 from tests.models import EOS_ID, random_model
 from tests.replica.paged import PagedModel
 
@@ -132,10 +132,10 @@ def test_weights_are_dequantised(tmp_path: Path, name: str, error: float) -> Non
 
 def test_rotary_factors_in_the_file_stretch_the_frequencies(tmp_path: Path) -> None:
     model = random_model()
-    plain = load_spec(write(tmp_path / "plain.gguf", model)).rotary_frequencies
+    plain = load_spec(write(tmp_path / "plain.gguf", model)).layers[0].frequencies
     factors = [1.0, 1.0, 1.5, 2.0, 4.0, 4.0, 8.0, 8.0]
     path = write(tmp_path / "stretched.gguf", model, rotary_factors=factors)
-    stretched = load_spec(path).rotary_frequencies
+    stretched = load_spec(path).layers[0].frequencies
     assert stretched == tuple(f / d for f, d in zip(plain, factors, strict=True))
     assert not torch.allclose(logits(path), expected(model), atol=1e-2)
 
@@ -232,8 +232,12 @@ def test_a_factor_scales_linearly_where_no_type_is_named(
 
 
 def test_what_cannot_be_computed_is_refused(path: Path, model: PreTrainedModel) -> None:
-    assert "'yarn'" in refusal(write(path, model, **{"rope.scaling.type": "yarn"}))
-    assert "over 128 tokens" in refusal(write(path, model, **{"attention.sliding_window": 128}))
+    for kind in ("yarn", "longrope", "dynamic"):
+        told = refusal(write(path, model, **{"rope.scaling.type": kind}))
+        assert f"rope.scaling.type ({kind!r})" in told
+    assert "sliding_window (128)" in refusal(
+        write(path, model, **{"attention.sliding_window": 128})
+    )
     for factors in ([1.0] * 7, [0.0] * 8, [float("nan")] * 8):
         assert "rope_freqs.weight" in refusal(write(path, model, rotary_factors=factors))
 
@@ -309,14 +313,16 @@ def test_integers_are_no_weights(path: Path, model: PreTrainedModel) -> None:
     assert f"'blk.0.ffn_up.weight' in {str(path)!r} is of the type I8" in told
 
 
-def test_other_architectures_are_refused(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(str(tmp_path / "bert.gguf"), "bert")
+@pytest.mark.parametrize("kind", ["bert", "phi3", "gemma3", "mistral3"])
+def test_other_architectures_are_refused(tmp_path: Path, kind: str) -> None:
+    """Those, too, whose checkpoints of transformers are served."""
+    writer = gguf.GGUFWriter(str(tmp_path / "other.gguf"), kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModel, match="Model type 'bert' is not supported"):
-        load_spec(str(tmp_path / "bert.gguf"))
+    with pytest.raises(UnsupportedModel, match=f"Model type {kind!r} is not supported in a GGUF"):
+        load_spec(str(tmp_path / "other.gguf"))
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from replica.model.attention import AttentionMetadata
+from replica.model.attention.metadata import AttentionMetadata
 from replica.model.kv_cache import BlockedKVCache
 from replica.model.rotary import Rotation
 from tests.replica.paged import attention_spec
@@ -97,10 +97,11 @@ class Pool:
         """Attend with random queries, keys and values: (q, result)."""
         from replica.model.attention.triton_paged import TritonAttention
 
+        spec = attention_spec(self.heads, self.kv_heads, self.dim, LAYERS, **options)
         count = sum(self.query_lens)
         heads = self.random(count, self.heads + 2 * self.kv_heads, self.dim)
         straight = torch.ones(count, self.dim // 2, device=self.device)
-        attend = TritonAttention(self.cache, self.heads, **options).bind(self.metadata())
+        attend = TritonAttention(self.cache, spec).bind(self.metadata())
         rotation = Rotation(straight, torch.zeros_like(straight))
         result = attend(layer, heads.flatten(1)[None], rotation, None)
         return heads[:, : self.heads], result

@@ -8,16 +8,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from replica.model.attention import paged_attention
+from replica.model.attention.backends import paged_attention
 from replica.model.cpu import onednn
 from replica.model.cpu.attention import NativeAttention
 from replica.model.cpu.native import NativeOps
 from replica.model.cpu.onednn import OneDnnOps
 from replica.model.layer_ops import TorchOps
 from replica.model.linear import Linear
+from replica.model.norm import RMSNorm
 from replica.model.rotary import QKNorm, Rotation, rotate_
 from tests.replica.paged import attention_spec
 
@@ -74,22 +75,43 @@ def test_products(make_ops, dtype, bias, rows, inputs, outputs) -> None:
 @dtypes
 @pytest.mark.parametrize("rows", [0, 1, 5, 30])
 @pytest.mark.parametrize("width", [64, 24])
-def test_gated_products(make_ops, dtype, rows, width) -> None:
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated_products(make_ops, dtype, rows, width, activation, bias) -> None:
     """The second width is no multiple of what a vector holds."""
-    layer, x = linear(32, 2 * width, dtype), 3 * randn(rows, 32, dtype=dtype, seed=9)
+    layer, x = linear(32, 2 * width, dtype, bias=bias), 3 * randn(rows, 32, dtype=dtype, seed=9)
     gate, up = product(x, layer).chunk(2, -1)
+    exact = (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
     ops = make_ops(dtype)
     ops.pack(layer)
-    assert_near(ops.gated(x, layer), F.silu(gate) * up, 3 * TOLERANCE[dtype])
+    assert_near(ops.gated(x, layer, activation), exact, 3 * TOLERANCE[dtype])
 
 
-def test_an_activation_far_from_zero_overflows_nothing(kernels: CDLL) -> None:
+@dtypes
+def test_an_epilogue_stands_between_a_product_and_its_reader(make_ops, dtype) -> None:
+    """As of an adapter: its part is in what is normalised, and in what is activated."""
+    ops, x = make_ops(dtype), randn(5, 32, dtype=dtype, seed=9)
+    layer, down, up = (linear(32, 64, dtype, bias=True), randn(32, 4, seed=7), randn(4, 64, seed=8))
+    exact = product(x, layer) + x.double() @ down.double() @ up.double()
+    layer.epilogue = lambda x, product: product + (x.float() @ down @ up).to(dtype)
+    for packed in (False, True):
+        if packed:
+            ops.pack(layer)
+        assert_near(ops.linear(x, layer), exact, 10 * TOLERANCE[dtype])
+        gate, upper = exact.chunk(2, -1)
+        found = ops.gated(x, layer, "silu")
+        torch.testing.assert_close(found.double(), F.silu(gate) * upper, rtol=0.05, atol=0.2)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_an_activation_far_from_zero_overflows_nothing(kernels: CDLL, activation) -> None:
     ops, layer = NativeOps(kernels, torch.float32), linear(2, 64, torch.float32)
     layer.weight.fill_(1.0)
     ops.pack(layer)
     x = torch.tensor([[-300.0, 0], [-80.0, 0], [0.0, 0], [80.0, 0], [300.0, 0]])
-    exact = (F.silu(x[:, :1].double()) * x[:, :1]).expand(-1, 32)
-    assert_near(ops.gated(x, layer), exact, 1e-6)
+    active = F.silu if activation == "silu" else F.relu  # so far out
+    exact = (active(x[:, :1].double()) * x[:, :1]).expand(-1, 32)
+    assert_near(ops.gated(x, layer, activation), exact, 1e-6)
 
 
 def test_what_is_not_a_number_stays_so(kernels: CDLL) -> None:
@@ -98,9 +120,9 @@ def test_what_is_not_a_number_stays_so(kernels: CDLL) -> None:
         ops, layer = NativeOps(kernels, dtype), linear(32, 64, dtype)
         ops.pack(layer)
         x = randn(3, 32, dtype=dtype)
-        whole = ops.gated(x, layer)
+        whole = ops.gated(x, layer, "silu")
         x[1] = torch.nan
-        found = ops.gated(x, layer)
+        found = ops.gated(x, layer, "silu")
         assert found[1].isnan().all()
         torch.testing.assert_close(found[[0, 2]], whole[[0, 2]], rtol=0, atol=0)
         assert ops.linear(x, layer)[1].isnan().all()
@@ -119,13 +141,18 @@ def test_logits_are_float32_whatever_the_weights(make_ops, dtype, rows) -> None:
 @dtypes
 @pytest.mark.parametrize("rows", [1, 100])
 @pytest.mark.parametrize("width", [50, 576])
-def test_add_and_norm(make_ops, dtype, rows, width) -> None:
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_add_and_norm(make_ops, dtype, rows, width, offset) -> None:
     residual, update = (randn(rows, width, dtype=dtype, seed=seed) for seed in (1, 2))
-    norm = nn.RMSNorm(width, 1e-5, dtype=dtype).requires_grad_(False)
+    norm = RMSNorm(width, 1e-5, dtype=dtype, offset=offset).requires_grad_(False)
     norm.weight.copy_(randn(width, seed=3))
     added = residual + update
     wide = added.double()
-    exact = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * norm.weight.double()
+    exact = (
+        wide
+        * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        * (norm.weight.double() + offset)
+    )
     ops = make_ops(dtype)
     assert_near(ops.add_norm(residual, update, norm), exact, 2 * TOLERANCE[dtype])
     torch.testing.assert_close(residual, added, rtol=0, atol=0)
@@ -161,15 +188,16 @@ def test_packing_lets_go_of_the_plain_weight_unless_it_is_shared(make_ops) -> No
 
 
 @dtypes
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("offset", [None, 0.0, 1.0])
 @pytest.mark.parametrize("tokens", [1, 40])
-def test_rotation_and_the_write_to_the_pool(kernels, dtype, normalised, tokens) -> None:
+def test_rotation_and_the_write_to_the_pool(kernels, dtype, offset, tokens) -> None:
     heads, kv_heads, dim = 6, 2, 32
     spec = attention_spec(heads, kv_heads, dim, 1)
     turned = randn(tokens, 1, dim // 2, seed=1)
     cos, sin = turned.cos(), turned.sin()
     rotation = Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype))
-    norm = QKNorm(randn(heads + kv_heads, dim, dtype=dtype, seed=2), 1e-5) if normalised else None
+    scale = randn(heads + kv_heads, dim, dtype=dtype, seed=2)
+    norm = None if offset is None else QKNorm(scale, 1e-5, offset)
     product = randn(tokens, heads + 2 * kv_heads, dim, dtype=dtype, seed=3)
     expected = product.clone()
     rotate_(expected[:, :-kv_heads], rotation, norm)
