@@ -29,10 +29,34 @@ def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: 
     )
 
 
+def _gemma3_1b() -> ModelSpec:
+    """Five layers that see 512 keys, then one that sees all."""
+    near = rotary_frequencies(256, {"rope_type": "default", "rope_theta": 10_000.0})
+    far = rotary_frequencies(256, {"rope_type": "default", "rope_theta": 1_000_000.0})
+    common = LayerSpec(frequencies=far, scale=256**-0.5, activation="gelu_tanh")
+    windowed = replace(common, frequencies=near, window=512)
+    return ModelSpec(
+        model_type="gemma3_text",
+        vocab_size=262_144,
+        hidden_size=1152,
+        intermediate_size=6912,
+        num_heads=4,
+        num_kv_heads=1,
+        head_dim=256,
+        max_position=32_768,
+        norm_eps=1e-6,
+        layers=tuple(windowed if (i + 1) % 6 else common for i in range(26)),
+        qk_norm=True,
+        embedding_scale=1152**0.5,
+        tied_embeddings=True,
+    )
+
+
 SHAPES = {
     "small": _llama(64, 128, 2, 16, tied=True),
     "llama-1b": _llama(2048, 8192, 16, 64, tied=True),
     "llama-8b": _llama(4096, 14_336, 32, 128, tied=False),
+    "gemma3-1b": _gemma3_1b(),
     "qwen3-8b": replace(
         _llama(4096, 12_288, 36, 128, tied=False),
         model_type="qwen3",
