@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import (
@@ -96,7 +98,7 @@ class HostileWorld(RuleBasedStateMachine):
             self.act(lambda: self.world.deliver(ingress.next_sync()))
 
     @rule(target=delayed, ingress=ingresses)
-    def delay_sync(self, ingress: Ingress) -> Sync:
+    def delay_sync(self, ingress: Ingress) -> Any:
         return ingress.next_sync() if self.alive(ingress) else multiple()
 
     @rule(sync=consumes(delayed), times=st.integers(1, 2))

@@ -184,7 +184,11 @@ class World:
         reply = self.router.sync(sync)
         if not stale:
             refused = {refusal.request_id for refusal in reply.refusals}
-            shown = [*sync.waiting, *(x.request for x in (*sync.leases, *sync.endings))]
+            shown = [
+                *sync.waiting,
+                *(x.request for x in sync.leases),
+                *(x.request for x in sync.endings),
+            ]
             self.booked.update(info.request_id for info in shown)
             self.booked -= refused
         return reply

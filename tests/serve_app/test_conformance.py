@@ -135,7 +135,7 @@ async def test_everything_at_once_with_the_async_client(
     bodies = [{"prompt": "Once upon", "max_tokens": 12, "seed": 3, **f} for f in PARAMETERS]
 
     async def ask(body: dict[str, Any], stream: bool) -> list[str]:
-        answer = await client.completions.create(model=NAME, stream=stream, **arguments(body))
+        answer = await client.completions.create(model=NAME, stream=stream, **arguments(body))  # type: ignore[attr-defined]  # bound below
         if stream:
             return joined([chunk async for chunk in answer], body.get("n", 1))
         return [choice.text for choice in answer.choices]

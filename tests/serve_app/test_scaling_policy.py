@@ -41,6 +41,11 @@ class Told:
         self.decisions.append(decision)
 
 
+def log_of(policy: ScalingPolicy) -> Any:
+    """Its `Told`."""
+    return policy._log
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -122,7 +127,7 @@ def test_full_replicas_are_joined_by_more_and_idle_ones_go(clock: Clock) -> None
     assert follow(policy, clock, 5, contexts(2, [FULL, FULL])) > 2
     policy = ScalingPolicy(hold_s=20)
     assert follow(policy, clock, 600, contexts(2, [IDLE, IDLE])) == 1
-    assert policy._log.decisions[-1].reason.startswith("down from 2 to 1")
+    assert log_of(policy).decisions[-1].reason.startswith("down from 2 to 1")
 
 
 def test_admission_is_left_alone(clock: Clock) -> None:
@@ -167,7 +172,7 @@ def test_it_decides_once_a_second(clock: Clock) -> None:
     for _ in range(50):
         clock.now += 0.1
         policy(contexts(1, [IDLE]))
-    assert len(policy._log.decisions) <= 6
+    assert len(log_of(policy).decisions) <= 6
 
 
 def test_nothing_is_raised_and_the_fleet_stays(
@@ -211,7 +216,7 @@ def test_changes_are_kept_and_the_last_decision(
     policy = ScalingPolicy(hold_s=0, down_period_s=0)
     follow(policy, clock, 5, contexts(2, [FULL, FULL]))
     log = scaling_log.DecisionLog()
-    for decision in policy._log.decisions:
+    for decision in log_of(policy).decisions:
         log.add("app", "Replica", decision)
     told = scaling_log.read_decisions("app")
     assert told["changes"]

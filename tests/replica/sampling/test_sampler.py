@@ -47,8 +47,8 @@ def sample(
         stop_ids, dtype=torch.int64
     )
     inputs["row_floats"][:] = torch.tensor(NEUTRAL)
-    for column, value in enumerate((temperature, top_p, min_p)):
-        inputs["row_floats"][:, column] = torch.as_tensor(value)
+    for column, number in enumerate((temperature, top_p, min_p)):
+        inputs["row_floats"][:, column] = torch.as_tensor(number)
     rows = np.arange(count, dtype=np.int32)
     filtered = (
         (torch.as_tensor(top_k) > 0) | (torch.as_tensor(top_p) < 1) | (torch.as_tensor(min_p) > 0)

@@ -161,7 +161,7 @@ def test_deeply_nested_schemas_do_no_harm(
     for _ in range(depth):
         schema = {key: {"items": schema, "properties": {"a": schema}, "anyOf": [schema]}[key]}
     schema = {"type": "object", "properties": {"a": schema}}
-    fields: dict[str, Any] = {
+    fields: Any = {
         "tools": {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},
         "response_format": {
             "response_format": {"type": "json_schema", "json_schema": {"schema": schema}}

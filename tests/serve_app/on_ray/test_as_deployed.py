@@ -44,8 +44,8 @@ def folder() -> Iterator[Path]:
                     patch.setenv(variable["name"], variable["value"])
         # What this machine has elsewhere, or shares with others; and no patience.
         patch.setenv("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", str(CLIENT_S))
-        for variable, port in zip(PORTS, free_ports(2), strict=True):
-            patch.setenv(variable, str(port))
+        for setting, port in zip(PORTS, free_ports(2), strict=True):
+            patch.setenv(setting, str(port))
         patch.setenv("RAY_TMPDIR", name)
         patch.setenv("RAY_ADDRESS", "local")
         patch.setenv("FAIRSTREAM_KEY_SECRET", SECRET)

@@ -65,7 +65,7 @@ async def ask(site: Site, number: int) -> int:
 
 async def spike(site: Site) -> float:
     """How long the slowest check took meanwhile, in seconds."""
-    prober = Prober.remote()
+    prober = Prober.remote()  # type: ignore[attr-defined]  # Ray adds it
     await prober.__ray_ready__.remote()
     probing = prober.times_s.remote()
     statuses = await asyncio.gather(*(ask(site, number) for number in range(SPIKE)))
