@@ -21,7 +21,7 @@ def pack(decoder: Decoder, ops: TorchOps) -> None:
     projection becomes a second copy of the embedding."""
     decoder.ops = ops
     for module in decoder.modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear) and module.format is None:
             ops.pack(module)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from replica.model.cpu import onednn
@@ -20,6 +21,7 @@ from replica.model.layer_ops import TorchOps
 from replica.model.linear import Linear
 from replica.model.loading import load_decoder, load_spec
 from replica.model.runner import DecoderRunner
+from replica.model.spec import Activation
 from tests.families import VARIANTS
 from tests.models import VOCAB_SIZE, random_model, save
 from tests.replica.paged import PagedModel
@@ -208,6 +210,44 @@ def test_a_row_gives_the_same_bits_however_many_are_computed_with_it(
     alone = logits(0)
     for others in (1, 7, 8, 20):
         torch.testing.assert_close(logits(others), alone, rtol=0, atol=0)
+
+
+class Float8Format:
+    """A weight of eight bits with a scale for each output, as one that is quantised would be."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._scale = weight.abs().amax(1, keepdim=True) / 448
+        self._stored = (weight / self._scale).to(torch.float8_e4m3fn)
+
+    def weight(self) -> Tensor:
+        return self._stored.float() * self._scale
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, self.weight(), bias)
+
+    def gated(self, x: Tensor, activation: Activation) -> None:
+        """Left to the operations of the device."""
+
+    def logits(self, x: Tensor, out: Tensor) -> None:
+        out.copy_(self.product(x, None))
+
+
+def test_a_format_of_weights_is_a_class_of_its_own(
+    tiny: tuple[PreTrainedModel, str], ops: TorchOps
+) -> None:
+    """Beside layers that are packed for the device."""
+    rounded, formatted = (load_decoder(tiny[1], None, torch.float32, CPU) for _ in range(2))
+    for index, (plain, layer) in enumerate(
+        zip(linear_layers(rounded), linear_layers(formatted), strict=True)
+    ):
+        if index % 3:
+            made = Float8Format(layer.weight)
+            plain.weight.copy_(made.weight())
+            layer.replace_weight(made)
+    pack(formatted, ops)
+    tokens = prompt(60)
+    found = PagedModel(formatted).run({"a": tokens})["a"]
+    assert_same(found, PagedModel(rounded).run({"a": tokens})["a"])
 
 
 def test_adapters_equal_merged_weights(tiny: tuple[PreTrainedModel, str], ops: TorchOps) -> None:
