@@ -38,7 +38,7 @@ def rotary(head_dim: int, parameters: Any, max_position: int) -> Rotary:
     if not isinstance(parameters, Mapping):
         raise UnsupportedModel(f"The rotary options ({parameters!r:.100}) are not a mapping.")
     kind = parameters.get("rope_type", parameters.get("type"))
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise UnsupportedModel(
             f"Rotary scaling {kind!r} is not supported, only {', '.join(_KINDS)}."
         )

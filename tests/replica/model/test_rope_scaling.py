@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -92,6 +92,7 @@ VALUES = st.sampled_from(["yarn", "longrope", "llama3", "default", None, [1.0] *
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | st.floats() | st.integers()))
+@example({"rope_type": [1.0]})
 def test_any_numbers_give_finite_angles_or_a_refusal(parameters: dict[str, Any]) -> None:
     with contextlib.suppress(UnsupportedModel):
         found = rotary(HEAD_DIM, {"rope_theta": 500.0} | parameters, MAX_POSITION)
