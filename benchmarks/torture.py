@@ -37,6 +37,9 @@ MAX_UNHELD_MIB = 32.0
 MAX_GAP_OVER_BUDGET = 1.5
 MAX_COST_ERROR = 0.2
 """Both hold of a GPU: a CPU is shared with others, who take time from any step."""
+LAUNCH_NOISE = 0.02
+"""Of the step budget: most chunks of llama-1b last as long as their launches, 6 ms, which the host
+now and then takes 3 ms more for. A miss of so much is none: no stream notices."""
 
 
 class Torture:
@@ -115,6 +118,9 @@ class Torture:
         if record.compiled:
             record.fail(f"compiled after the start: {sorted(set(record.compiled))}")
         if self._asked.device == "cuda":
+            if record.costs:
+                errors = record.cost_errors(LAUNCH_NOISE * self.budget_ms)
+                figures["cost_model_error_p90"] = float(np.quantile(errors, 0.9))
             bounds = {
                 "longest_gap_over_budget": MAX_GAP_OVER_BUDGET,
                 "cost_model_error_p90": MAX_COST_ERROR,

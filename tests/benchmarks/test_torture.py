@@ -327,7 +327,9 @@ def test_gaps_costs_and_kernels_are_judged() -> None:
     assert judged(gaps_ms=[374.0], costs=[(119.0, 100.0)] * 10) == []
     assert judged("cpu", gaps_ms=[3760.0], costs=[(10.0, 100.0)] * 10) == []
     assert "longest_gap_over_budget is 1.5" in judged(gaps_ms=[10.0, 376.0])[0]
-    assert "cost_model_error_p90 is 0.3" in judged(costs=[(9.0, 10.0)] * 8 + [(7.0, 10.0)] * 2)[0]
+    assert (
+        "cost_model_error_p90 is 0.3" in judged(costs=[(90.0, 100.0)] * 8 + [(70.0, 100.0)] * 2)[0]
+    )
     assert "['_shape[MASKED=True]']" in judged(compiled=["_shape[MASKED=True]"] * 2)[0]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.torture import (
+    LAUNCH_NOISE,
     MAX_COST_ERROR,
     MAX_GAP_OVER_BUDGET,
     MAX_GROWTH_MIB,
@@ -21,10 +22,6 @@ from benchmarks.torture_checks import Record
 from benchmarks.torture_engine import Driven, memory_mib, setting, start, unheld_mib
 from benchmarks.torture_phases import PHASES
 from benchmarks.torture_start import starts
-
-LAUNCH_NOISE = 0.02
-"""Of the step budget: most chunks of llama-1b last as long as their launches, 6 ms, which the host
-now and then takes 3 ms more for. No stream notices."""
 
 
 @dataclass
