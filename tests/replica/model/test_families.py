@@ -59,6 +59,7 @@ def test_as_many_ends_of_text_as_requests_leave_room_for(tiny: str) -> None:
     ("changes", "reason"),
     [
         ({"model_type": "gemma3"}, "Model type 'gemma3' is not supported"),
+        ({"model_type": ["llama"]}, "Model type ['llama'] is not supported"),
         ({"model_type": "no_such_model"}, "Model type 'no_such_model' is not supported"),
         ({"hidden_act": "gelu"}, "Activation 'gelu'"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "'proportional'"),
