@@ -68,7 +68,10 @@ def random_model(family: str = "llama", seed: int = 0, **options: Any) -> PreTra
     """A model of transformers in float32; options override TINY's configuration."""
     config = AutoConfig.for_model(family, **(TINY | options))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    # Not every release's fused attention knows soft caps.
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
     for name, parameter in model.named_parameters():
         if name.endswith(("norm.weight", "bias")):  # else ones and zeros, which hide mistakes
             torch.nn.init.normal_(parameter, parameter.mean().item(), 0.2)

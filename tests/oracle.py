@@ -36,7 +36,9 @@ class Oracle:
     def model(self):
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_pretrained(
+            self.folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
 
     def greedy(self, prompt: tuple[int, ...], count: int) -> list[int]:
         """Up to `count` ids; ends behind the first end-of-sequence id."""

@@ -36,7 +36,7 @@ MAX_EOS_IDS = 16
 
 def check_family(model_type: Any) -> None:
     """Raises UnsupportedModel unless the family is on the list."""
-    if model_type not in FAMILIES:
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UnsupportedModel(
             f"Model type {model_type!r} is not supported: only {known} are proven to give the "

@@ -69,9 +69,12 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "longrope": ("original_max_position_embeddings",),
 }  # fmt: skip
 """What a way of scaling cannot do without."""
-_OPTIONAL_NUMBERS = ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale")
+_OPTIONAL_NUMBERS = (
+    "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+)  # fmt: skip
+_LARGEST = 1e30
 _KNOWN = {
-    "rope_type", "type", "rope_theta", "partial_rotary_factor", "mscale_all_dim", "truncate",
+    "rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate",
     "short_factor", "long_factor", *_OPTIONAL_NUMBERS, *_NUMBERS["llama3"],
 }  # fmt: skip
 
@@ -87,7 +90,7 @@ def _check(kind: str, parameters: Parameters) -> None:
         value: Any = parameters.get(name)
         if value is None and name not in needed:
             continue
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value < _LARGEST:
             raise UnsupportedModel(
                 f"Rotary scaling {kind!r} needs a positive {name}, not {value!r:.100}."
             )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from replica.model.families import FAMILIES
 from replica.model.loading import load_spec
 from tests.families import VARIANTS
-from tests.models import EOS_ID, VOCAB_SIZE, save_tiny
+from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, save_tiny
 from tests.replica.checkpoints import edit, load, refusal
 
 
@@ -59,6 +61,7 @@ def test_as_many_ends_of_text_as_requests_leave_room_for(tiny: str) -> None:
     ("changes", "reason"),
     [
         ({"model_type": "gemma3"}, "Model type 'gemma3' is not supported"),
+        ({"model_type": ["llama"]}, "Model type ['llama'] is not supported"),
         ({"model_type": "no_such_model"}, "Model type 'no_such_model' is not supported"),
         ({"hidden_act": "gelu"}, "Activation 'gelu'"),
         ({"rope_parameters": {"rope_type": "proportional", "rope_theta": 1e4}}, "'proportional'"),
@@ -201,3 +204,94 @@ def test_what_gemma_3_does_not_compute_is_refused(
     """Scores have no soft cap in transformers, whatever the configuration says."""
     family, options = VARIANTS["gemma3"]
     assert reason in refusal(edit(save_tiny(tmp_path, family, **options), **changes))
+
+
+SHAPE = {"num_hidden_layers": 12, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 300}
+PUBLISHED: dict[str, tuple[dict[str, Any], list[int | None], int, float, str]] = {
+    "Mistral 7B v0.1": (
+        {
+            "model_type": "mistral", "num_attention_heads": 32, "num_key_value_heads": 8,
+            "hidden_size": 4096, "hidden_act": "silu", "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 4096,
+            "torch_dtype": "bfloat16",
+        },
+        [4096] * 12, 32768, 128**-0.5, "bfloat16",
+    ),
+    "Llama 2 7B": (
+        {
+            "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 32,
+            "hidden_size": 4096, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+            "pretraining_tp": 1, "rope_scaling": None, "torch_dtype": "float16",
+        },
+        [None] * 12, 4096, 128**-0.5, "float32",
+    ),
+    "Qwen2.5 with YaRN": (
+        {
+            "model_type": "qwen2", "num_attention_heads": 8, "num_key_value_heads": 4,
+            "max_position_embeddings": 32768, "max_window_layers": 28, "sliding_window": 131072,
+            "use_sliding_window": False, "torch_dtype": "bfloat16",
+            "rope_scaling": {
+                "factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn",
+            },
+        },
+        [None] * 12, 131072, 8**-0.5 * (0.1 * math.log(4) + 1) ** 2, "bfloat16",
+    ),
+    "Phi-3 mini 4k": (
+        {
+            "model_type": "phi3", "num_attention_heads": 8, "max_position_embeddings": 4096,
+            "original_max_position_embeddings": 4096, "rope_scaling": None,
+            "sliding_window": 2047, "embd_pdrop": 0.0, "resid_pdrop": 0.0,
+            "torch_dtype": "bfloat16", "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+        },
+        [2047] * 12, 4096, 8**-0.5, "bfloat16",
+    ),
+    "Phi-3 mini 128k": (
+        {
+            "model_type": "phi3", "num_attention_heads": 8, "max_position_embeddings": 131072,
+            "original_max_position_embeddings": 4096, "sliding_window": 262144,
+            "rope_scaling": {
+                "long_factor": [1.5] * 4, "short_factor": [1.0] * 4, "type": "longrope",
+            },
+            "torch_dtype": "bfloat16",
+        },
+        [None] * 12, 4096, 8**-0.5 * (1 + math.log(32) / math.log(4096)), "bfloat16",
+    ),
+    "Gemma 2 2B": (
+        {
+            "model_type": "gemma2", "num_attention_heads": 8, "num_key_value_heads": 4,
+            "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "cache_implementation": "hybrid",
+            "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192,
+            "query_pre_attn_scalar": 256, "sliding_window": 4096, "rope_theta": 10000.0,
+            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+            "torch_dtype": "float32",
+        },
+        [4096, None] * 6, 8192, 256**-0.5, "float32",
+    ),
+    "Gemma 3 1B": (
+        {
+            "model_type": "gemma3_text", "num_attention_heads": 4, "num_key_value_heads": 1,
+            "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512,
+            "cache_implementation": "hybrid", "max_position_embeddings": 32768,
+            "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_scaling": None,
+            "rope_theta": 1000000, "sliding_window_pattern": 6, "attn_logit_softcapping": None,
+            "final_logit_softcapping": None, "torch_dtype": "bfloat16",
+        },
+        ([512] * 5 + [None]) * 2, 32768, 256**-0.5, "bfloat16",
+    ),
+}  # fmt: skip
+"""Configurations as hubs have them, but for sizes; the windows by layer, the longest context, the
+scale of scores and the type that "auto" is."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_configurations_as_they_are_published(tmp_path: Path, name: str) -> None:
+    fields, windows, longest, scale, dtype = PUBLISHED[name]
+    config = SHAPE | {"eos_token_id": 7} | fields
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    byte_tokenizer().save_pretrained(tmp_path)
+    spec = load_spec(str(tmp_path))
+    assert [layer.window for layer in spec.layers] == windows
+    assert (spec.max_position, spec.dtype) == (longest, dtype)
+    assert [layer.scale for layer in spec.layers] == pytest.approx([scale] * 12)
+    turns = {layer.window: layer.frequencies for layer in spec.layers}
+    assert len(set(turns.values())) == (2 if name == "Gemma 3 1B" else 1)

@@ -86,9 +86,10 @@ def test_a_model_with_other_angles_for_long_sequences_is_served_up_to_them(
 
 NAMES = (
     "rope_type", "rope_theta", "factor", "original_max_position_embeddings", "mscale", "odd",
-    "attention_factor", "beta_fast", "beta_slow", "low_freq_factor", "short_factor", "truncate",
+    "mscale_all_dim", "attention_factor", "beta_fast", "beta_slow", "low_freq_factor",
+    "short_factor", "truncate",
 )  # fmt: skip
-VALUES = st.sampled_from(["yarn", "longrope", "llama3", "default", None, [1.0] * 4])
+VALUES = st.sampled_from(["yarn", "longrope", "llama3", "default", None, [1.0] * 4, 10**400])
 
 
 @given(st.dictionaries(st.sampled_from(NAMES), VALUES | st.floats() | st.integers()))
