@@ -20,7 +20,7 @@ Spent: TypeAlias = Mapping[tuple[str, str], int]
 
 
 class Accounts:
-    """Of every tenant that there ever was: one that comes back finds its counters."""
+    """The accounts of every tenant seen since the start: one that comes back finds its counters."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from router.request import Request
 
 @dataclass(slots=True)
 class Replica:
-    """What one replica offers, and who holds it."""
+    """One replica's capacity, and the requests that hold some of it."""
 
     name: str
     bit: int

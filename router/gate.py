@@ -19,7 +19,7 @@ MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
 class Gate:
-    """Decides about newcomers; asks for tenants that are configured only."""
+    """Admits or refuses new requests. Expects a configured tenant."""
 
     def __init__(self, pools: Pools, policy: FairPolicy) -> None:
         self._pools = pools

@@ -104,7 +104,7 @@ class _Entry:
 
 
 class Ledger:
-    """Calls about a request that is not open change nothing."""
+    """What each tenant used. Calls about a request that is not open change nothing."""
 
     def __init__(self) -> None:
         self._usage: dict[str, Usage] = {}

@@ -27,7 +27,7 @@ FULL_S = 0.05
 
 
 class Denial(NamedTuple):
-    """Why a tenant gets nothing more now, and for how long."""
+    """Which limit refuses a tenant, and when it may ask again."""
 
     kind: RefusalKind
     reason: str
@@ -37,7 +37,7 @@ class Denial(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What one request holds. The cap comes with it: output that it can pay for."""
+    """What is reserved for one request, and how much output that pays for (its cap)."""
 
     tokens: float
     micro: int
@@ -130,7 +130,7 @@ class Quota:
         """Hold what a group of requests may use, or nothing. Together they are one to the rate of
         requests, and of a budget that is too small for all each has an equal share.
 
-        again: an earlier router has admitted them, so no rate refuses them.
+        again: an earlier router has admitted them already, so no rate may refuse them.
         """
         infos = [info for info, _ in asked]
         tokens = [self._likely(info, output) for info, output in asked]
