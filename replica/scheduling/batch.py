@@ -1,4 +1,4 @@
-"""What one step computes, and what it brought. Values only.
+"""What one step computes, and its results. Values only.
 
 Positions and KV places depend on counts alone, so a batch is complete although the tokens of
 the step before it are not known yet: those inputs are taken from `last_token` on the device.
@@ -31,7 +31,7 @@ MAX_SCORES = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """P prompt positions whose log probabilities a step is to tell."""
+    """P prompt positions whose log probabilities a step returns."""
 
     tokens: Indices
     """[P] indices into the step's tokens."""
@@ -49,7 +49,7 @@ NOTHING_SCORED = Scores(np.zeros(0, np.intp), np.zeros(0, np.int32), ())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """Whose tokens a step samples: S sequences, column by column, as reports need them.
+    """The S sequences whose next tokens a step samples, column by column, as reports need them.
 
     Gathered when somebody comes or goes, not in each step.
     """

@@ -50,7 +50,7 @@ class CostModel:
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of one step for prompt chunks, in tokens and in time."""
+    """The room that one step has left for prompt chunks, in tokens and in time."""
 
     tokens: int
     ms: float

@@ -1,4 +1,4 @@
-"""Log probabilities on the CPU: whose they are, and which prompt positions a step scores.
+"""Which prompt positions a step scores, and whose log probabilities its results are.
 
 Logits of prompt positions are wanted for these alone, so a step scores at most MAX_SCORES of
 them. Position p scores token p + 1. Pure CPU work on counts.
