@@ -61,7 +61,7 @@ ANSWER_S = 10.0
 
 
 class _Offer(NamedTuple):
-    """Slots that a replica offers."""
+    """How many slots a replica offers."""
 
     model: str
     made_at: float

@@ -53,7 +53,7 @@ BILL_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What every ingress is to know."""
+    """News for every ingress."""
 
     version: tuple[int, int]
     """Another one stands for another notice."""

@@ -1,4 +1,4 @@
-"""How a process behaves from when Serve removes it, or the whole service ends, on.
+"""How a process behaves once Serve removes it, or the whole service ends.
 
 The module knows neither what the process does nor how Serve tells of a removal.
 """

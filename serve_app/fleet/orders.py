@@ -45,7 +45,7 @@ def answer_id(request: RequestInfo) -> str:
 
 
 class OrderBook:
-    """Admission's. It also knows what each ingress has shown last."""
+    """Admission's list of orders, with what each ingress has shown last."""
 
     def __init__(self) -> None:
         self._paused: dict[str, bool] = {}

@@ -94,7 +94,7 @@ def create_app(
 
 
 class Api:
-    """The handlers."""
+    """The handlers of the routes."""
 
     def __init__(self, offers: Offers, limits: Limits) -> None:
         self._offers = offers

@@ -26,7 +26,7 @@ CPU_SHARE = 0.05
 
 
 class Pace:
-    """That of all streams of one process, which are counted by choice."""
+    """The pace of all streams of one process, which are counted by choice."""
 
     def __init__(self, max_delay_s: float, processors: int | None = None) -> None:
         """No text waits for longer than `max_delay_s` because of this. processors: by default,

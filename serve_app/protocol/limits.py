@@ -1,4 +1,4 @@
-"""What one request may ask for, and gets unasked: part of the application's settings."""
+"""Bounds and defaults of one request: part of the application's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop: in a few threads, and fair to tenants.
+"""Runs what would block the event loop in a few threads, in turns by tenant.
 
 Tenants take turns, each with one piece at a time, so that whoever has a piece to do waits for no
 more than one of each other tenant's. What each takes is charged to it. The module does not know
