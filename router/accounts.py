@@ -32,7 +32,7 @@ class Accounts:
         self.prices = prices or PriceList({})
         self.quotas: dict[str, Quota] = {}
         self.concurrencies: dict[str, Concurrency] = {}
-        """Of the tenants that some pool knows."""
+        """Both hold the tenants that some pool knows."""
         self._clock, self._wall = clock, wall
 
     def configure(self, tenants: Iterable[Tenant]) -> None:

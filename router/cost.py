@@ -40,7 +40,7 @@ class UsageReport:
     rows: list[UsageRow]
     cost: Cost
     dollars_per_hour: float | None
-    """Of one GPU."""
+    """The price of one GPU."""
 
 
 def gpu_seconds(row: UsageRow) -> float:

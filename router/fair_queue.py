@@ -32,7 +32,7 @@ class FairQueue:
 
     @property
     def virtual_time(self) -> float:
-        """That of the band that is furthest."""
+        """The highest virtual time of all bands."""
         return max(band.virtual_time for band in self.bands)
 
     def configure(self, tenants: Iterable[Tenant]) -> None:

@@ -42,7 +42,7 @@ class Hold(NamedTuple):
     tokens: float
     micro: int
     accounts: tuple[Account, ...]
-    """Of the budgets that pay for it."""
+    """The accounts of the budgets that pay for it."""
     windows: tuple[str, ...]
     """Their ids."""
     max_tokens: int
@@ -216,7 +216,7 @@ class Quota:
         return float(min(info.prompt_tokens + output, limit))
 
     def _accounts(self) -> tuple[Account, ...]:
-        """Those that a request which begins now is paid from, in the order of the budgets."""
+        """The accounts that pay for a request that begins now, in the order of the budgets."""
         if not self._budgets:
             return ()
         wall = self._wall()
