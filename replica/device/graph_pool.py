@@ -35,7 +35,7 @@ class GraphKey:
     size: int
     """Rows, padding included."""
     kind: SamplingKind | None = None
-    """Of sampling."""
+    """The kind of sampling that the graph contains."""
 
 
 class Recording(Protocol):

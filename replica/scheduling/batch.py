@@ -107,7 +107,7 @@ class Batch:
     constrained: bool
     """Some sampling row has a mask that depends on tokens still in flight."""
     shaped_rows: Indices
-    """Those of the new rows whose biases and past tokens travel with this step, too."""
+    """The new rows whose biases and past tokens travel with this step, too."""
     past: tuple[int, int]
     """Tokens of their prompts and outputs so far, all together."""
     scores: Scores = NOTHING_SCORED
@@ -180,7 +180,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLogprobs:
-    """Of S sampling rows, by the model's own logits. K alternatives, most likely first."""
+    """Log probabilities of S sampling rows, by the model's own logits. K alternatives, most
+    likely first."""
 
     chosen: Float32s
     """[S]"""
@@ -190,7 +191,7 @@ class StepLogprobs:
     """[S, K]"""
 
     def of(self, index: int, alternatives: int) -> TokenLogprobs:
-        """Of one row's token, with so many alternatives."""
+        """The log probabilities of one row's token, with so many alternatives."""
         return TokenLogprobs(
             float(self.chosen[index]),
             tuple(self.top_ids[index, :alternatives].tolist()),
