@@ -33,7 +33,8 @@ def key_secret() -> bytes:
 
 
 def redis_password() -> str | None:
-    """Of the Redis that keeps usage, where its URL has none: a URL is in files that many read."""
+    """The password of the Redis that keeps usage, if its URL has none: many can read the file with
+    the URL."""
     return os.environ.get("FAIRSTREAM_REDIS_PASSWORD") or None
 
 

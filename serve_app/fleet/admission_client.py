@@ -58,7 +58,7 @@ class Notice:
     version: tuple[int, int]
     """Another one stands for another notice."""
     replicas: dict[str, str]
-    """Those that offer slots, and the model of each."""
+    """Replicas that offer slots, and the model of each."""
     tenants: bytes
     """`Tenants`, pickled: there may be thousands, and they seldom change."""
     closed: bool = False

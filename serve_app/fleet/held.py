@@ -23,7 +23,7 @@ class Lease:
     """... and this one with them."""
     produced: int = 0
     cached: int | None = None
-    """Of the attempt that reported first: it is what was charged."""
+    """Cached tokens of the attempt that reported first: they are what was charged."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     bill_by: float | None = None

@@ -33,7 +33,7 @@ class Pace:
         those that this process may use."""
         self.max_delay_s = max_delay_s
         self.choices = 0
-        """Those that have begun and are not yet told to the end."""
+        """Streamed choices that have begun and are not yet sent to the end."""
         self._per_choice_s = CHUNK_CPU_S / (CPU_SHARE * (processors or _processors()))
 
     @property

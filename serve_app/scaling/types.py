@@ -35,7 +35,7 @@ class Backlog:
     """What waits at the router."""
 
     seconds: tuple[float, ...] = ()
-    """Of one replica's work, by band; only what would run if there were room."""
+    """Seconds of one replica's work, by band; only what would run if there were room."""
     waiting: int = 0
     """Requests; those held back by their own tenant's limits do not count."""
     missed: float = 0.0
@@ -53,7 +53,7 @@ class Signals:
     running: int
     """Replicas that are up."""
     loads: tuple[Load, ...] = ()
-    """Of those that have reported lately."""
+    """The loads of replicas that have reported lately."""
     backlog: Backlog | None = None
     """None: the router is silent."""
 
@@ -125,7 +125,7 @@ class ScalingState:
     fast: float = 0.0
     slow: float = 0.0
     growth: float = 0.0
-    """Of the backlog: replicas' worth."""
+    """Growth of the backlog, in replicas' worth of work."""
     backlog_s: float = 0.0
     missed: float = 0.0
     ended: float = 0.0

@@ -111,14 +111,14 @@ class AdmissionMetrics:
         return part
 
     def tell(self, state: Snapshot) -> None:
-        """Of the tenants that are in it."""
+        """Set the metrics of the tenants in `state`."""
         self._tell_replicas(state)
         self._tell_queues(state)
         for tenant, usage in state.usage.items():
             self._tell_usage(tenant, usage)
 
     def _tell_replicas(self, state: Snapshot) -> None:
-        """Of a model that is known, even if it has none."""
+        """Set the metrics of every known model, even one without replicas."""
         replicas = state.replicas.values()
         for model in state.waiting.keys() | {replica.model for replica in replicas}:
             slots = [one.slots for one in replicas if one.model == model and one.slots]

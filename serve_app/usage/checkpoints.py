@@ -37,7 +37,7 @@ class Checkpoints:
         self._written: set[str] = set()
         """Ingresses of which something is in the store."""
         self._look_at = time.monotonic() + LOST_S
-        """Those that live have spoken by then."""
+        """By then every living ingress has been heard."""
 
     async def take(self) -> dict[str, str]:
         """By ingress, what runs, to be written down with the journal that is taken afterwards;
