@@ -65,13 +65,13 @@ class ScalingLimits:
     min_replicas: int = 1
     max_replicas: int = 1
     spare: float = 0.2
-    """Of each replica's capacity, kept for what comes unannounced."""
+    """Share of each replica's capacity that is kept for sudden load."""
     margin: float = 0.15
-    """Kept beyond `spare` after a replica has gone."""
+    """Share kept beyond `spare` after a replica has gone."""
     wait_s: float = 1.0
-    """Longest wait for a replica that clients should have."""
+    """Longest time that clients should wait for a replica."""
     start_s: float = 60.0
-    """Until a new replica works."""
+    """Time until a new replica works."""
     hold_s: float = 300.0
     """So long a smaller fleet must have been enough before it shrinks."""
     max_hold_s: float = 1800.0
@@ -87,7 +87,7 @@ class ScalingLimits:
     down_share: float = 0.1
     """Share of the fleet that goes at once; one replica at least."""
     down_period_s: float = 15.0
-    """Between two steps down."""
+    """Time between two steps down."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
