@@ -1,4 +1,4 @@
-"""The buffers through which one step in two exchanges data with the device.
+"""The buffers between host and device. There are two sets, used in turn by even and odd steps.
 
 A slot holds one packed host buffer and its device twin for inputs, and static device and host
 buffers for outputs. It knows layout and copies. When they may run is the pipeline's business:

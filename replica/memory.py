@@ -1,4 +1,4 @@
-"""How large the KV pool of a GPU can be: what weights, workspace and graphs leave of the share.
+"""How large the KV pool of a GPU can be: the memory that weights, workspace and graphs leave.
 
 Measured, not estimated: the largest step and the largest graphs run once over a pool of one
 block. What further graphs will take is extrapolated from those.
@@ -34,7 +34,7 @@ class NotEnoughMemory(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes of device memory."""
+    """How the bytes of device memory are divided."""
 
     total: int
     share: int

@@ -119,7 +119,7 @@ Command: TypeAlias = Submit | Abort | Backlog | Stop
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """What came in place of a command, as far as it can be told whose request it meant. It is
+    """A command that could not be read, with as much of its request as is known. It is
     never sent."""
 
     request_id: Name
@@ -128,7 +128,7 @@ class Malformed(msgspec.Struct, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the model thought of one token, and of the most likely ones in its place."""
+    """The log probability of one token, and of the most likely ones in its place."""
 
     logprob: float
     top_ids: tuple[int, ...]

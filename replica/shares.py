@@ -1,4 +1,4 @@
-"""Whose the device's time was: each step's is split over its rows by weighted tokens.
+"""Splits the device time of each step over its rows, by weighted tokens.
 
 A token that is computed weighs one, and one more if the next token is sampled behind it: so an
 output token costs twice a prompt token. Knows neither clocks nor requests.

@@ -1,4 +1,4 @@
-"""What an engine can run, checked before anything is done with it, whoever sent it.
+"""Checks every command that reaches an engine, whoever sent it.
 
 Types are the wire's business (`replica.messages`); here is what their values may be, as far as
 tables, arithmetic and other sequences depend on them. One message can then refuse itself only.

@@ -68,7 +68,7 @@ class PrimedBlocks(BlockManager):
 
 
 class WarmUp:
-    """Takes an engine through its steps. It is of no use for anything else afterwards."""
+    """Runs every kind of step once. The engine is discarded afterwards."""
 
     def __init__(self, engine: Engine, channel: Replay) -> None:
         """engine: synchronous, reads from `channel`."""

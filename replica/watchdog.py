@@ -1,4 +1,4 @@
-"""Notices an engine that has work and does none: no such state is known, so it must be a fault.
+"""Notices an engine that has work and schedules none of it, which only a fault can cause.
 
 It is told how many steps were launched and knows nothing else of the engine. A step that takes
 long, or a device that hangs, is seen from outside the process instead.
@@ -17,7 +17,7 @@ class EngineStalled(RuntimeError):
 
 
 class Watchdog:
-    """To be asked after each turn of the step loop."""
+    """Is asked after each turn of the step loop."""
 
     def __init__(self, stall_s: float = STALL_S) -> None:
         self._stall_s = stall_s

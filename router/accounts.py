@@ -20,7 +20,7 @@ Spent: TypeAlias = Mapping[tuple[str, str], int]
 
 
 class Accounts:
-    """Of every tenant that there ever was: one that comes back finds its counters."""
+    """The accounts of every tenant seen since the start: one that comes back finds its counters."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Accounts:
         self.prices = prices or PriceList({})
         self.quotas: dict[str, Quota] = {}
         self.concurrencies: dict[str, Concurrency] = {}
-        """Of the tenants that some pool knows."""
+        """Both hold the tenants that some pool knows."""
         self._clock, self._wall = clock, wall
 
     def configure(self, tenants: Iterable[Tenant]) -> None:

@@ -62,9 +62,9 @@ class TenantQueue:
     eligible: bool = False
     """Something waits, and one more may run."""
     waiting: OrderedDict[Request, None] = field(default_factory=OrderedDict)
-    """Those that come first, in order: all of one priority. Empty only if nothing waits."""
+    """Requests that come first, in order, all of one priority. Empty only if nothing waits."""
     priority: int = 0
-    """Of these."""
+    """The priority of the requests in `waiting`."""
     later: dict[int, OrderedDict[Request, None]] = field(default_factory=dict)
     """The others, by priority; no line is empty. Most tenants never have any."""
     running: set[Request] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Which band goes next: priority, but for what lower bands are guaranteed.
+"""Which band goes next: by priority, except that lower bands get their guaranteed shares.
 
 A band that waits is owed its share of all service that is granted meanwhile. One that is owed
 anything goes first, then one that has waited for too long without a grant, then the lowest

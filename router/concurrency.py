@@ -25,7 +25,8 @@ class Queue(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Concurrency:
-    """A place that becomes free where all were taken makes every queue of the tenant eligible."""
+    """Counts one tenant's running requests. When the first place becomes free again, each of its
+    queues becomes eligible."""
 
     limit: int = 0
     running: int = 0

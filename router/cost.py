@@ -15,7 +15,7 @@ from router.store import HOUR_S, MICROS, Store, UsageRow, gpu_micros
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of all GPUs and everybody's requests in some hours."""
+    """The cost of all GPUs and all tenants' requests in a span of hours."""
 
     gpu_seconds: dict[str, float]
     """By what became of them; together the time that there was times the GPUs. "open" is what was
@@ -35,12 +35,12 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """By hour, tenant and model; and what all of it cost, whoever was asked about."""
+    """Usage by hour, tenant and model, and the cost of all tenants together."""
 
     rows: list[UsageRow]
     cost: Cost
     dollars_per_hour: float | None
-    """Of one GPU."""
+    """The price of one GPU."""
 
 
 def gpu_seconds(row: UsageRow) -> float:

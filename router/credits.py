@@ -20,16 +20,16 @@ from router.request import Request
 
 @dataclass(slots=True)
 class Replica:
-    """What one replica offers, and who holds it."""
+    """One replica's capacity, and the requests that hold some of it."""
 
     name: str
     bit: int
-    """It alone, as a set of replicas."""
+    """The set of replicas that holds this one alone, see `loads.py`."""
     prefixes: PrefixCache
     slots: int = 0
     """0 as well when it never reported or fell silent."""
     common_slots: int = 0
-    """Those that are not kept for newcomers."""
+    """Free slots that are not kept for newcomers."""
     kv_tokens: int = 0
     reported_at: float = 0.0
     leases: dict[Request, int] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class Credits:
         return found if replica is None else found & ~replica.bit
 
     def _least_loaded(self, replicas: int, kv_need: int) -> Replica | None:
-        """Of a set, with room for so many tokens."""
+        """The least loaded replica of a set that has room for `kv_need` tokens."""
         for bit in self._loads.sort(replicas):
             replica = self._by_bit[bit]
             if not replica.leases or kv_need <= replica.kv_tokens - replica.kv_held:

@@ -49,7 +49,7 @@ class Dispatcher:
         self._prices = accounts.prices
         self._clock = clock
         self._max_wait_s: dict[str, float] = {}
-        """Of the tenants that have such a limit."""
+        """By tenant; only for tenants that have such a limit."""
         self._deadlines: list[tuple[float, int, Request]] = []
         self._ticks = count()
         self._passed: list[Request] = []

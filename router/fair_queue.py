@@ -1,4 +1,4 @@
-"""Whose request is next: queues of tenants, in bands of fair order.
+"""Whose request is next: a queue for each tenant, in fair order within each band.
 
 It knows neither replicas nor ingresses: where a request runs is another's business, and so is
 which band goes next.
@@ -32,7 +32,7 @@ class FairQueue:
 
     @property
     def virtual_time(self) -> float:
-        """That of the band that is furthest."""
+        """The highest virtual time of all bands."""
         return max(band.virtual_time for band in self.bands)
 
     def configure(self, tenants: Iterable[Tenant]) -> None:
@@ -108,7 +108,7 @@ class FairQueue:
             queue.band.touch(queue)
 
     def resume(self, virtual_times: Mapping[str, float]) -> None:
-        """Raise counters to what an earlier router had told; virtual times follow."""
+        """Raise counters to those that an earlier router had reported; virtual times follow."""
         least: dict[Band, float] = {}
         for name in virtual_times.keys() & self._tenants.keys():
             queue, told = self._tenants[name], virtual_times[name]

@@ -19,7 +19,7 @@ MIN_RETRY_S, MAX_RETRY_S = 1, 60
 
 
 class Gate:
-    """Decides about newcomers; asks for tenants that are configured only."""
+    """Admits or refuses new requests. Expects a configured tenant."""
 
     def __init__(self, pools: Pools, policy: FairPolicy) -> None:
         self._pools = pools
@@ -60,7 +60,7 @@ class Gate:
         return not starts and not self.has_room(tenant)
 
     def overdue(self, info: RequestInfo) -> Refusal:
-        """It waited for too long."""
+        """The refusal of a request that waited for too long."""
         retry_s = self._guess_s(info, 1)
         return self._refusal(info, RefusalKind.DEADLINE, "it waited for too long", retry_s)
 

@@ -12,7 +12,7 @@ from router.messages import Refusal, RequestInfo
 
 
 def groups(infos: Iterable[RequestInfo]) -> Iterable[list[RequestInfo]]:
-    """Those that follow each other and are of one group; who has none is alone."""
+    """Neighbours that share a group, together; a request without a group is alone."""
     return (list(group) for _, group in groupby(infos, lambda info: info.group or info.request_id))
 
 

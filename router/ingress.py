@@ -12,7 +12,7 @@ from router.request import Request, State
 
 @dataclass(slots=True)
 class Ingress:
-    """By request id, unless noted."""
+    """The requests of one ingress. Mappings are by request id, unless noted."""
 
     name: str
     sequence: int = -1
@@ -28,7 +28,7 @@ class Ingress:
     """Requests that the last reply refused."""
 
     def grants(self) -> tuple[Grant, ...]:
-        """Those that it has not taken up yet."""
+        """The grants that the ingress has not taken up yet."""
         return tuple(
             Grant(request_id, request.info.attempt, request.replica, request.max_tokens)
             for request_id, request in self.requests.items()
@@ -36,7 +36,7 @@ class Ingress:
         )
 
     def running(self, used: Callable[[str], Used]) -> list[Running]:
-        """Those that have begun; `used` tells what one has to pay for."""
+        """The requests that have begun; `used` gives what a request has to pay for."""
         return [
             Running(name, request.info.tenant, request.info.model, used(name), request.gpu_s)
             for name, request in self.requests.items()

@@ -1,4 +1,4 @@
-"""How long clients waited for tokens, request by request, until somebody takes note of it.
+"""How long clients waited for tokens, request by request, until it is read.
 
 Knows neither tenants' promises nor what becomes of the numbers.
 """
@@ -15,7 +15,7 @@ MOST_KEPT = 100_000
 
 
 class Latency(NamedTuple):
-    """Of one request that had a first token, however it ended. In seconds."""
+    """The waits of one request that had a first token, however it ended. In seconds."""
 
     model: str
     first_token_s: float
@@ -25,7 +25,7 @@ class Latency(NamedTuple):
 
 
 class Latencies:
-    """Those since the last `take`."""
+    """The latencies since the last `take`."""
 
     def __init__(self) -> None:
         self._new: deque[Latency] = deque(maxlen=MOST_KEPT)

@@ -48,7 +48,7 @@ class Entry(NamedTuple):
     micro_dollars: int
     slo_met: bool
     windows: tuple[str, ...]
-    """Of the budgets that pay for it."""
+    """Ids of the budget windows that pay for it."""
     gpu_s: float = 0.0
     """What it took of GPUs' time: our own cost."""
 
@@ -85,7 +85,7 @@ class Usage:
     output_tokens: int = 0
     micro_dollars: int = 0
     gpu_s: float = 0.0
-    """Of requests that have ended."""
+    """GPU seconds of requests that have ended."""
     slo_met: int = 0
     """Requests that succeeded in the times that the tenant was promised."""
     refused: int = 0
@@ -104,7 +104,7 @@ class _Entry:
 
 
 class Ledger:
-    """Calls about a request that is not open change nothing."""
+    """What each tenant used. Calls about a request that is not open change nothing."""
 
     def __init__(self) -> None:
         self._usage: dict[str, Usage] = {}

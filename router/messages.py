@@ -31,7 +31,7 @@ class RefusalKind(str, Enum):
     OVERLOAD = "overloaded"
     """Too much waits, whoever it belongs to (503)."""
     DEADLINE = "deadline_exceeded"
-    """It waited for longer than its tenant wants to (504)."""
+    """The request waited for longer than its tenant's `max_wait_s` (504)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Sync:
     sleepers: dict[str, int] = field(default_factory=dict)
     """By model, requests that cannot be shown yet: no replica has run that told what it serves."""
     answers: int = 0
-    """That clients still wait for; of requests of any kind."""
+    """HTTP answers that clients still wait for, of any kind of request."""
     admitted: int = 0
     """The first so many of `waiting` were in a sync that was answered, and not refused; those on a
     later attempt were, too, wherever they are."""
@@ -168,7 +168,7 @@ class SyncReply:
     virtual_times: dict[str, dict[str, float]] = field(default_factory=dict)
     """By model and tenant."""
     rate_limits: dict[str, RateLimits] = field(default_factory=dict)
-    """Of the tenants that the sync spoke of."""
+    """By tenant, for the tenants that the sync named."""
 
 
 @dataclass(frozen=True, slots=True)

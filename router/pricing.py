@@ -27,11 +27,11 @@ class Prices:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     prompt: float = 0.0
-    """Of a prompt token that is computed."""
+    """Price of a prompt token that is computed."""
     cached: float = 0.0
-    """Of a prompt token found in the prefix cache."""
+    """Price of a prompt token found in the prefix cache."""
     output: float = 0.0
-    """Of an output token."""
+    """Price of an output token."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.cached <= self.prompt < MICRO or not 0 <= self.output < MICRO:

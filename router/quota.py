@@ -27,7 +27,7 @@ FULL_S = 0.05
 
 
 class Denial(NamedTuple):
-    """Why a tenant gets nothing more now, and for how long."""
+    """Which limit refuses a tenant, and when it may ask again."""
 
     kind: RefusalKind
     reason: str
@@ -37,12 +37,12 @@ class Denial(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What one request holds. The cap comes with it: output that it can pay for."""
+    """What is reserved for one request, and how much output that pays for (its cap)."""
 
     tokens: float
     micro: int
     accounts: tuple[Account, ...]
-    """Of the budgets that pay for it."""
+    """The accounts of the budgets that pay for it."""
     windows: tuple[str, ...]
     """Their ids."""
     max_tokens: int
@@ -130,7 +130,7 @@ class Quota:
         """Hold what a group of requests may use, or nothing. Together they are one to the rate of
         requests, and of a budget that is too small for all each has an equal share.
 
-        again: an earlier router has admitted them, so no rate refuses them.
+        again: an earlier router has admitted them already, so no rate may refuse them.
         """
         infos = [info for info, _ in asked]
         tokens = [self._likely(info, output) for info, output in asked]
@@ -216,7 +216,7 @@ class Quota:
         return float(min(info.prompt_tokens + output, limit))
 
     def _accounts(self) -> tuple[Account, ...]:
-        """Those that a request which begins now is paid from, in the order of the budgets."""
+        """The accounts that pay for a request that begins now, in the order of the budgets."""
         if not self._budgets:
             return ()
         wall = self._wall()

@@ -27,7 +27,7 @@ QUEUED, GRANTED, LEASED, PARKED = State
 
 @dataclass(slots=True)
 class Group:
-    """What the requests that a client made of one have in common."""
+    """What the requests that come from one call of a client have in common."""
 
     begun: bool = False
     """One of them was granted."""
@@ -35,7 +35,7 @@ class Group:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Compared and hashed by identity."""
+    """One sequence as the router knows it. Compared and hashed by identity."""
 
     info: RequestInfo
     ingress: str

@@ -1,4 +1,4 @@
-"""Admission: what each ingress shows is made true, and answered with grants and refusals.
+"""The router: takes over what each ingress shows, and answers with grants and refusals.
 
 The conversation is level-triggered. A `Sync` is the truth about its ingress, so a lost,
 repeated or late one does no harm. The router knows costs and ids; it sees neither prompts,

@@ -106,7 +106,7 @@ class Tenant(BaseModel):
     monthly_budget: Dollars | None = None
     """Dollars in a calendar month."""
     time_zone: TimeZone = "UTC"
-    """Of the days and months of its budgets, such as Europe/Berlin."""
+    """Where the days and months of its budgets begin, such as Europe/Berlin."""
     max_context: Count | None = None
     """Longest prompt and output together, if less than the model's."""
     models: list[Name] | None = None

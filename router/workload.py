@@ -1,4 +1,4 @@
-"""What waits, measured in the work that it will be: for who decides how many replicas there are.
+"""The work that waiting requests will be, for the autoscaler.
 
 Only what would run if there were room counts: a flood that its own tenant's concurrency holds
 back is no reason for another replica. Knows nothing of replicas.
@@ -19,7 +19,7 @@ _SAMPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Of the requests for one model."""
+    """The waiting work of one model."""
 
     waiting: int
     """Requests for which there is no room, and nothing else holds them back."""

@@ -61,14 +61,14 @@ ANSWER_S = 10.0
 
 
 class _Offer(NamedTuple):
-    """Slots that a replica offers."""
+    """How many slots a replica offers."""
 
     model: str
     made_at: float
 
 
 class _Answers(NamedTuple):
-    """That clients of an ingress wait for."""
+    """How many answers the clients of an ingress wait for."""
 
     due: int
     told_at: float
@@ -95,7 +95,7 @@ class Admission:
         self._tenants = Tenants(tenants=[])
         self._packed = pickle.dumps(self._tenants)
         self._version = 0
-        """Of what `watch` tells every ingress."""
+        """The version of what `watch` sends to every ingress."""
         self._source: TenantsSource | None = None
         self._loading = asyncio.Lock()
         self._prices = dict(prices or {})

@@ -207,7 +207,7 @@ class Ingress:
 
 
 def _load(config: AppConfig) -> Tenants:
-    """What is written down now; nobody, if that cannot be read. Admission tells soon what holds."""
+    """The tenants in the file; none if it cannot be read: Admission sends the valid ones soon."""
     try:
         return config.tenants_source.load()
     except (OSError, ValueError) as error:

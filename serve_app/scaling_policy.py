@@ -37,7 +37,7 @@ class _Pool:
 
     state: ScalingState = field(default_factory=ScalingState)
     replicas: int | None = None
-    """As decided last."""
+    """How many the last decision wanted."""
     decided_at: float = float("-inf")
 
 
@@ -112,7 +112,7 @@ def _loads(context: AutoscalingContext) -> list[Load]:
 
 
 def _backlog(admission: AutoscalingContext, context: AutoscalingContext) -> Backlog | None:
-    """As the one Admission there is says; of a new one while the old one still counts, the last."""
+    """What Admission reports. While an old and a new Admission overlap, the newer one counts."""
     pool = context.deployment_name
     found = [backlog_of(one, pool) for one in _fresh(admission).values()]
     return next((backlog for backlog in reversed(found) if backlog is not None), None)

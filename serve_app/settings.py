@@ -33,7 +33,8 @@ def key_secret() -> bytes:
 
 
 def redis_password() -> str | None:
-    """Of the Redis that keeps usage, where its URL has none: a URL is in files that many read."""
+    """The password of the Redis that keeps usage, if its URL has none: many can read the file with
+    the URL."""
     return os.environ.get("FAIRSTREAM_REDIS_PASSWORD") or None
 
 
@@ -79,8 +80,8 @@ class TenantsSource(BaseModel):
 
 
 class Autoscaling(BaseModel):
-    """Replicas follow the load, between these bounds. How is told to the policy in the same file:
-    `autoscaling_policy`, see docs/scaling.md."""
+    """The bounds between which replicas follow the load. `autoscaling_policy` in the same file says
+    how they follow it, see docs/scaling.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -126,10 +127,10 @@ class ModelConfig(BaseModel):
     aliases: tuple[Name, ...] = ()
     """Further names that clients may call it by."""
     reasoning: ReasoningTags | None = None
-    """Of a model that thinks before it answers: what stands between these tags is told apart, as
-    `reasoning_content`."""
+    """For a model that thinks before it answers: text between these tags is returned as
+    `reasoning_content`, apart from the answer."""
     engine: EngineConfig
-    """What runs it."""
+    """The engine that runs it."""
     replicas: Annotated[int, Field(ge=1)] = 1
     """Engines, each with the whole model."""
     autoscaling: Autoscaling | None = None
@@ -164,7 +165,7 @@ OF_ONE_MODEL = {
 
 
 class AppConfig(BaseModel):
-    """All that a deployment of the server can be told.
+    """The options of one application.
 
     One model is described by options of the application itself, several by `models`.
     """

@@ -24,7 +24,7 @@ SamplingKind: TypeAlias = Literal["plain", "shaped"]
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """All that is baked into a graph, beside constants of the engine.
+    """What is fixed when a graph is captured, beside constants of the engine.
 
     The slot fixes the addresses of inputs and outputs, the size every shape and every number
     that a kernel is launched with. Contexts, positions and parameters are data on the device.
@@ -35,7 +35,7 @@ class GraphKey:
     size: int
     """Rows, padding included."""
     kind: SamplingKind | None = None
-    """Of sampling."""
+    """The kind of sampling that the graph contains."""
 
 
 class Recording(Protocol):

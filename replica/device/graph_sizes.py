@@ -53,7 +53,7 @@ def fitted_sizes(seen: Mapping[int, int], count: int, max_rows: int) -> tuple[in
     rows = list(accumulate((seen.get(size, 0) * size for size in sizes), initial=0))
 
     def padding(first: int, last: int) -> int:
-        """Of all steps with sizes[first..last], run in sizes[last]."""
+        """Padding rows of all steps with sizes[first..last], if they run in sizes[last]."""
         return sizes[last] * (steps[last + 1] - steps[first]) - (rows[last + 1] - rows[first])
 
     # best[last]: fewest padded rows of steps up to sizes[last] with it as the largest, and how.

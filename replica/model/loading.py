@@ -41,7 +41,7 @@ class Checkpoint(Protocol):
     def spec(self) -> ModelSpec: ...
 
     def tensors(self) -> Iterator[Weight]:
-        """Of every weight."""
+        """Every weight, one at a time."""
 
 
 def load_spec(model: str, revision: str | None = None) -> ModelSpec:

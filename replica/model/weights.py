@@ -1,4 +1,4 @@
-"""Fills a decoder, and sees that files hold what they promise: whole, readable, numbers with sense.
+"""Fills a decoder, and checks that files are whole, readable and hold sound numbers.
 
 Weights are streamed, one tensor at a time, into the place that each fills in the merged weights: no
 second copy of the model exists. A file that was not downloaded, or only in part, is refused with a

@@ -60,7 +60,7 @@ class GrammarConstraint(Constraint):
         self._read = 0
 
     def ready(self, timeout_s: float = 0.0) -> bool:
-        """As of every constraint."""
+        """See `Constraint`."""
         if timeout_s:
             wait([self._matcher], timeout_s)
         return self._matcher.done()

@@ -68,7 +68,7 @@ class BadTokens(Constraint):
 
 
 class Both(Constraint):
-    """What two constraints allow; what the first one does where that is nothing."""
+    """What two constraints both allow; where that is nothing, what the first one allows."""
 
     def __init__(self, first: Constraint, second: Constraint) -> None:
         self._first, self._second = first, second

@@ -1,4 +1,4 @@
-"""Tokenizers that have more tokens than their model.
+"""Handles tokenizers that have more tokens than their model.
 
 The module knows a tokenizer as the JSON that the tokenizers library makes of it.
 """

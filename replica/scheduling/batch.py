@@ -1,4 +1,4 @@
-"""What one step computes, and what it brought. Values only.
+"""What one step computes, and its results. Values only.
 
 Positions and KV places depend on counts alone, so a batch is complete although the tokens of
 the step before it are not known yet: those inputs are taken from `last_token` on the device.
@@ -31,7 +31,7 @@ MAX_SCORES = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """P prompt positions whose log probabilities a step is to tell."""
+    """P prompt positions whose log probabilities a step returns."""
 
     tokens: Indices
     """[P] indices into the step's tokens."""
@@ -49,7 +49,7 @@ NOTHING_SCORED = Scores(np.zeros(0, np.intp), np.zeros(0, np.int32), ())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """Whose tokens a step samples: S sequences, column by column, as reports need them.
+    """The S sequences whose next tokens a step samples, column by column, as reports need them.
 
     Gathered when somebody comes or goes, not in each step.
     """
@@ -107,7 +107,7 @@ class Batch:
     constrained: bool
     """Some sampling row has a mask that depends on tokens still in flight."""
     shaped_rows: Indices
-    """Those of the new rows whose biases and past tokens travel with this step, too."""
+    """The new rows whose biases and past tokens travel with this step, too."""
     past: tuple[int, int]
     """Tokens of their prompts and outputs so far, all together."""
     scores: Scores = NOTHING_SCORED
@@ -180,7 +180,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLogprobs:
-    """Of S sampling rows, by the model's own logits. K alternatives, most likely first."""
+    """Log probabilities of S sampling rows, by the model's own logits. K alternatives, most
+    likely first."""
 
     chosen: Float32s
     """[S]"""
@@ -190,7 +191,7 @@ class StepLogprobs:
     """[S, K]"""
 
     def of(self, index: int, alternatives: int) -> TokenLogprobs:
-        """Of one row's token, with so many alternatives."""
+        """The log probabilities of one row's token, with so many alternatives."""
         return TokenLogprobs(
             float(self.chosen[index]),
             tuple(self.top_ids[index, :alternatives].tolist()),

@@ -33,7 +33,7 @@ class CostModel:
         return self.token_ms * count + self.key_ms * (start + count) + self.pair_ms * pairs
 
     def base_ms(self, rows: int, keys: int) -> float:
-        """Of a step of `rows` decode rows, which see so many keys together."""
+        """Milliseconds of a step of `rows` decode rows that together attend to `keys` keys."""
         return self.fixed_ms + self.token_ms * rows + (self.key_ms + self.pair_ms) * keys
 
     def tokens_within(self, start: int, ms: float) -> int:
@@ -50,7 +50,7 @@ class CostModel:
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of one step for prompt chunks, in tokens and in time."""
+    """The room that one step has left for prompt chunks, in tokens and in time."""
 
     tokens: int
     ms: float

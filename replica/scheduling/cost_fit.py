@@ -47,7 +47,7 @@ def step_work(starts: Int32s, lengths: Int32s) -> Floats:
 
 
 def predicted_ms(model: CostModel, work: Floats) -> float:
-    """Of a step, by the work in it."""
+    """Milliseconds of a step, by the work in it."""
     return max(model.floor_ms, _computed_ms(model, work))
 
 

@@ -18,7 +18,7 @@ NONE_ASKED = -1
 
 
 class Rows:
-    """Arrays are indexed by row, int32 unless noted."""
+    """The state of all rows. Arrays are indexed by row, int32 unless noted."""
 
     def __init__(self, max_rows: int, max_model_len: int, block_size: int, guard: int) -> None:
         self.max_rows = max_rows

@@ -1,4 +1,4 @@
-"""Decides what the next step computes, and settles what a collected step brought.
+"""Decides what the next step computes, and applies the results of a collected one.
 
 Pure CPU work on counts: no torch, no clocks, no token values but those already collected. A
 row, a block or a host buffer is released in `update` only, once the newest step that names it

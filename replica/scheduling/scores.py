@@ -1,4 +1,4 @@
-"""Log probabilities on the CPU: whose they are, and which prompt positions a step scores.
+"""Which prompt positions a step scores, and whose log probabilities its results are.
 
 Logits of prompt positions are wanted for these alone, so a step scores at most MAX_SCORES of
 them. Position p scores token p + 1. Pure CPU work on counts.
@@ -59,7 +59,8 @@ def logprobs_of_tokens(
 def logprobs_of_prompts(
     sequences: Iterable[Sequence], offsets: Iterable[int], score_ends: Int32s
 ) -> Iterable[tuple[TokenLogprobs, ...]]:
-    """They come with a sequence's first token. Without end if nobody asked."""
+    """The prompt's log probabilities, which come with a sequence's first token. An endless run of
+    empty tuples if nobody asked for any."""
     if not score_ends.any():
         return repeat(())
     return [

@@ -57,7 +57,7 @@ class Sequence:
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of prompt tokens, from the second on, as far as they are computed."""
+    """Those of the prompt's tokens, from the second on, as far as they are computed."""
     started: bool = False
     blocks_wanted: int = 0
     """Free blocks that it lacked when it was last looked at; not looked at again before."""
@@ -75,7 +75,7 @@ class Sequence:
     def from_submit(
         cls, submit: Submit, *, max_model_len: int, eos_token_ids: tuple[int, ...]
     ) -> Sequence:
-        """Of one that can run, see `replica.validation`."""
+        """The sequence of a submit that `replica.validation` has accepted."""
         num_prompt, sampling = len(submit.prompt_ids), submit.sampling
         own = () if sampling.ignore_eos else eos_token_ids
         stop_ids = tuple(dict.fromkeys(own + sampling.stop_token_ids))

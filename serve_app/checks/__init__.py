@@ -1,1 +1,1 @@
-"""What is looked at before a start."""
+"""Checks before a start: configuration, model, usage store."""

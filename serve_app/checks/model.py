@@ -1,4 +1,4 @@
-"""Whether a model can be served, before anything starts that Serve would start again and again."""
+"""Checks a model before Serve starts: a replica that cannot load it would restart for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a configuration may say and its author may not mean. The module decides nothing."""
+"""Warnings about settings that are allowed and probably not meant. None of them is an error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serve_app.settings import AppConfig, key_secret
 
 
 def about(config: AppConfig) -> Iterator[str]:
-    """What is allowed, and maybe not meant."""
+    """The warnings about one configuration."""
     tenants = config.tenants_source.load()
     if not tenants.tenants:
         yield "there are no tenants: nobody can use this server"
@@ -69,7 +69,7 @@ def _about_secret(tenants: Tenants, config: AppConfig) -> Iterator[str]:
 
 
 def about_address(path: Path) -> Iterator[str]:
-    """Of that at which Serve would listen: it says nothing when it cannot."""
+    """Warnings about the address to listen at: Serve itself is silent when it cannot bind it."""
     data = yaml.safe_load(path.read_text(encoding="utf-8"))
     options = ServeDeploySchema.model_validate(data).http_options
     with socket.socket() as listener:

@@ -53,12 +53,12 @@ BILL_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What every ingress is to know."""
+    """News for every ingress."""
 
     version: tuple[int, int]
     """Another one stands for another notice."""
     replicas: dict[str, str]
-    """Those that offer slots, and the model of each."""
+    """Replicas that offer slots, and the model of each."""
     tenants: bytes
     """`Tenants`, pickled: there may be thousands, and they seldom change."""
     closed: bool = False

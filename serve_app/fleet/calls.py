@@ -1,4 +1,4 @@
-"""Calls of other processes that must not end the one who calls.
+"""Calls to other processes, which must never cancel their caller.
 
 Serve ends a call of which it has lost sight with a CancelledError of its own, as when a timeout
 cancels a call. Whoever awaits that is ended by it, though nobody has cancelled them. Here each

@@ -1,4 +1,4 @@
-"""How a process behaves from when Serve removes it, or the whole service ends, on.
+"""How a process behaves once Serve removes it, or the whole service ends.
 
 The module knows neither what the process does nor how Serve tells of a removal.
 """
@@ -33,7 +33,7 @@ class Departure:
         self.routed = False
         """Serve routes new work here: not before this process is up, nor while it leaves."""
         self.answers = 0
-        """That clients still wait for."""
+        """Answers that clients still wait for."""
         self._name = name
         self._stay_s = grace_s - min(LEAVE_EARLY_S, grace_s / 2)
         self._noticed_at: float | None = None
@@ -41,12 +41,13 @@ class Departure:
 
     @property
     def leaves(self) -> bool:
-        """It is being removed."""
+        """This process is being removed."""
         return self._noticed_at is not None
 
     @property
     def takes_stragglers(self) -> bool:
-        """It is not, or not for long. Where the whole service ends, nobody takes them."""
+        """New requests are still served, since removal was not noticed or only a moment ago. False
+        when the whole service ends."""
         if self._noticed_at is None:
             return True
         return self._passed_s < STRAGGLERS_S and not self._dismissed

@@ -1,4 +1,4 @@
-"""An engine and the ingresses that it works for: commands in, a feed of outputs per ingress.
+"""One engine that serves several ingresses: commands in, a feed of outputs for each ingress.
 
 The engine runs in its own process. This module knows which ingress a sequence belongs to; it
 knows neither Ray nor the router.

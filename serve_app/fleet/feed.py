@@ -1,4 +1,4 @@
-"""What one ingress is to be told about its sequences on one replica.
+"""The outputs that one ingress has yet to receive from one replica.
 
 A feed keeps the whole output of every sequence and how much of it the current reader was
 given. What is owed is the difference: a slow reader gets several steps in one message, and a

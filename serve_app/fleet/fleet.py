@@ -1,4 +1,4 @@
-"""All replicas as one `Backend`: a grant, a run on the replica that it names, an account.
+"""All replicas as one `Backend`: waits for a grant, runs there, and reports what was used.
 
 A request whose replica is lost goes on elsewhere, behind the tokens that it has. The module
 knows neither Ray nor HTTP nor text.

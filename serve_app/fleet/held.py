@@ -11,7 +11,7 @@ from serve_app.protocol.backend import Refused
 
 @dataclass(slots=True)
 class Lease:
-    """It was granted, and what has come of it so far."""
+    """A request that was granted, and its output so far."""
 
     request: RequestInfo
     replica: str
@@ -23,7 +23,7 @@ class Lease:
     """... and this one with them."""
     produced: int = 0
     cached: int | None = None
-    """Of the attempt that reported first: it is what was charged."""
+    """Cached tokens of the attempt that reported first: they are what was charged."""
     first_token_s: float | None = None
     last_token_s: float | None = None
     bill_by: float | None = None
@@ -45,7 +45,7 @@ class Lease:
 
 @dataclass(slots=True)
 class Waiting:
-    """It was not, or waits for its next attempt."""
+    """A request without a grant: it is new, or waits for its next attempt."""
 
     request: RequestInfo
     granted: asyncio.Future[Grant]

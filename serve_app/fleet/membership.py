@@ -21,7 +21,7 @@ def require_alone() -> None:
 
 
 class Membership:
-    """That of the deployment to which the present process belongs."""
+    """The members of the deployment to which this process belongs."""
 
     def __init__(self, on_change: Callable[[AbstractSet[str]], None]) -> None:
         """See `Members`."""

@@ -45,7 +45,7 @@ def answer_id(request: RequestInfo) -> str:
 
 
 class OrderBook:
-    """Admission's. It also knows what each ingress has shown last."""
+    """Admission's list of orders, with what each ingress has shown last."""
 
     def __init__(self) -> None:
         self._paused: dict[str, bool] = {}
@@ -56,7 +56,7 @@ class OrderBook:
 
     @property
     def orders(self) -> Orders:
-        """Those that stand now."""
+        """The orders that are in force now."""
         oldest = time.monotonic() - TOLD_S
         self._stopped = {name: at for name, at in self._stopped.items() if at > oldest}
         paused = (name for name, is_paused in self._paused.items() if is_paused)
@@ -66,7 +66,7 @@ class OrderBook:
         self._paused[tenant] = on
 
     def stop(self, name: str) -> int:
-        """Of an answer or a sequence. Returns how many sequences that are."""
+        """Stop an answer or a sequence, by its id. Returns how many sequences that are."""
         found = sum(name in (info.request_id, answer_id(info)) for info, *_ in self._open())
         if found:
             self._stopped[name] = time.monotonic()

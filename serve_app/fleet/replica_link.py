@@ -58,7 +58,7 @@ class Aborts(Protocol):
     """Who hears of sequences that are aborted, by request id."""
 
     def stopping(self, request_id: str) -> None:
-        """It is to be aborted."""
+        """The sequence will be aborted."""
 
     def bill(self, request_id: str, gpu_s: float) -> None:
         """It has ended, and took so much of the device's time. Not told of each."""

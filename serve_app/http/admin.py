@@ -172,7 +172,7 @@ def _told(row: UsageRow, dollars_per_hour: float | None) -> dict[str, Any]:
 
 
 def _told_cost(cost: Cost) -> dict[str, Any]:
-    """Of all tenants together, whoever was asked about: idle GPUs are nobody's."""
+    """The cost of all tenants together, even if one was asked about: idle GPUs belong to nobody."""
     return {
         "gpu_seconds": cost.gpu_seconds,
         "gpu_dollars": cost.dollars,

@@ -26,7 +26,7 @@ KEEP_ALIVE_S = 10.0
 
 @dataclass(frozen=True)
 class Answer:
-    """To be read once, as a whole or by events.
+    """One answer. Read it once: as a whole, or by events.
 
     Whichever way reading ends, every sequence of the request has ended before.
     """

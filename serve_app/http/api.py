@@ -94,7 +94,7 @@ def create_app(
 
 
 class Api:
-    """The handlers."""
+    """The handlers of the routes."""
 
     def __init__(self, offers: Offers, limits: Limits) -> None:
         self._offers = offers
@@ -117,7 +117,7 @@ class Api:
         return _json({"status": "ready"})
 
     async def list_models(self, request: Request) -> Response:
-        """Those that the tenant may use and that can serve now; 503 if none of them can."""
+        """The models that the tenant may use and that can serve now; 503 if none of them can."""
         tenant = request.state.tenant
 
         async def cards(offer: Offer) -> list[dict[str, object]] | Unavailable:

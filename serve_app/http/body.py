@@ -26,7 +26,7 @@ LARGE_BYTES = 64 * 1024
 
 
 class Bodies:
-    """Of all requests. Used from one event loop."""
+    """Reads the bodies of all requests. Used from one event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
     text: str
     ending: Ending | None
     tokens: tuple[ToldToken, ...] = ()
-    """Those of the text, if log probabilities were asked for."""
+    """The tokens of the text, if log probabilities were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """In the first piece, if they were asked for."""
 

@@ -1,4 +1,4 @@
-"""The time that a request gives itself, waiting included.
+"""The time limit that a request sets for itself, waiting included.
 
 The module does not know what is done in that time.
 """

@@ -78,7 +78,7 @@ class Offers:
         return iter(dict.fromkeys(self._by_name.values()))
 
     def of(self, tenant: Tenant) -> Iterator[Offer]:
-        """Those that a tenant may use."""
+        """The models that a tenant may use."""
         return (offer for offer in self if tenant.may_use(offer.name))
 
     def find(self, name: str | None, tenant: Tenant) -> Offer:

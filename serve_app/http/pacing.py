@@ -26,14 +26,14 @@ CPU_SHARE = 0.05
 
 
 class Pace:
-    """That of all streams of one process, which are counted by choice."""
+    """The pace of all streams of one process, which are counted by choice."""
 
     def __init__(self, max_delay_s: float, processors: int | None = None) -> None:
         """No text waits for longer than `max_delay_s` because of this. processors: by default,
         those that this process may use."""
         self.max_delay_s = max_delay_s
         self.choices = 0
-        """Those that have begun and are not yet told to the end."""
+        """Streamed choices that have begun and are not yet sent to the end."""
         self._per_choice_s = CHUNK_CPU_S / (CPU_SHARE * (processors or _processors()))
 
     @property

@@ -43,7 +43,7 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     """Each prompt once, however many choices it has."""
     completion_tokens: int
-    """Of all choices that were generated, each up to the token that ended it, which counts."""
+    """Tokens of all generated choices, each up to the token that ended it, which counts."""
     total_tokens: int
     prompt_tokens_details: PromptDetails
 

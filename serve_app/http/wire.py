@@ -101,7 +101,7 @@ class TextChoice(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Telling:
-    """Which log probabilities an answer shows; the engine may have been asked for more."""
+    """Which log probabilities an answer shows; the engine may have computed more."""
 
     texts: TokenTexts
     sampled: bool = False

@@ -1,4 +1,4 @@
-"""What one request may ask for, and gets unasked: part of the application's settings."""
+"""Bounds and defaults of one request: part of the application's settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Limits:
     default_completion_tokens: int = 16
     """The same for /v1/completions, where OpenAI's documents say 16."""
     default_temperature: float = 1.0
-    """Of a request that names none. 1 is OpenAI's; small models talk sense at 0 only."""
+    """For a request that names none. 1 is OpenAI's; small models need 0 to make sense."""
     max_chunk_delay_ms: int = 150
     """With many streams, text waits up to this long to be sent in fewer, larger chunks; 0 sends
     each token at once (`serve_app.http.pacing`)."""

@@ -35,7 +35,7 @@ class Backlog:
     """What waits at the router."""
 
     seconds: tuple[float, ...] = ()
-    """Of one replica's work, by band; only what would run if there were room."""
+    """Seconds of one replica's work, by band; only what would run if there were room."""
     waiting: int = 0
     """Requests; those held back by their own tenant's limits do not count."""
     missed: float = 0.0
@@ -53,7 +53,7 @@ class Signals:
     running: int
     """Replicas that are up."""
     loads: tuple[Load, ...] = ()
-    """Of those that have reported lately."""
+    """The loads of replicas that have reported lately."""
     backlog: Backlog | None = None
     """None: the router is silent."""
 
@@ -65,13 +65,13 @@ class ScalingLimits:
     min_replicas: int = 1
     max_replicas: int = 1
     spare: float = 0.2
-    """Of each replica's capacity, kept for what comes unannounced."""
+    """Share of each replica's capacity that is kept for sudden load."""
     margin: float = 0.15
-    """Kept beyond `spare` after a replica has gone."""
+    """Share kept beyond `spare` after a replica has gone."""
     wait_s: float = 1.0
-    """Longest wait for a replica that clients should have."""
+    """Longest time that clients should wait for a replica."""
     start_s: float = 60.0
-    """Until a new replica works."""
+    """Time until a new replica works."""
     hold_s: float = 300.0
     """So long a smaller fleet must have been enough before it shrinks."""
     max_hold_s: float = 1800.0
@@ -87,7 +87,7 @@ class ScalingLimits:
     down_share: float = 0.1
     """Share of the fleet that goes at once; one replica at least."""
     down_period_s: float = 15.0
-    """Between two steps down."""
+    """Time between two steps down."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_replicas <= self.max_replicas or self.max_replicas < 1:
@@ -125,7 +125,7 @@ class ScalingState:
     fast: float = 0.0
     slow: float = 0.0
     growth: float = 0.0
-    """Of the backlog: replicas' worth."""
+    """Growth of the backlog, in replicas' worth of work."""
     backlog_s: float = 0.0
     missed: float = 0.0
     ended: float = 0.0

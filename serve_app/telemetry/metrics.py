@@ -1,4 +1,4 @@
-"""What Prometheus sees of us: each metric with its labels and its meaning.
+"""All metrics for Prometheus, each with its labels and its meaning.
 
 Ray exports them as `ray_fairstream_...`, counters with `_total` behind, and adds the labels
 `application`, `deployment` and `replica`. The module knows neither how Ray does that nor who looks.
@@ -29,7 +29,7 @@ PART = 100
 
 
 class RunningSum:
-    """A counter that is told a running sum, from zero on."""
+    """A counter that is set from a running sum, which starts at zero."""
 
     def __init__(self, name: str, meaning: str, *labels: str) -> None:
         self._counter = metrics.Counter(name, meaning, tag_keys=labels)
@@ -44,7 +44,7 @@ class RunningSum:
 
 
 class AdmissionMetrics:
-    """Of all requests, by tenant, and of what the replicas offer."""
+    """Metrics of all requests, by tenant, and of the replicas' capacity."""
 
     def __init__(self) -> None:
         self._tell_at = 0.0
@@ -111,14 +111,14 @@ class AdmissionMetrics:
         return part
 
     def tell(self, state: Snapshot) -> None:
-        """Of the tenants that are in it."""
+        """Set the metrics of the tenants in `state`."""
         self._tell_replicas(state)
         self._tell_queues(state)
         for tenant, usage in state.usage.items():
             self._tell_usage(tenant, usage)
 
     def _tell_replicas(self, state: Snapshot) -> None:
-        """Of a model that is known, even if it has none."""
+        """Set the metrics of every known model, even one without replicas."""
         replicas = state.replicas.values()
         for model in state.waiting.keys() | {replica.model for replica in replicas}:
             slots = [one.slots for one in replicas if one.model == model and one.slots]
@@ -146,7 +146,7 @@ class AdmissionMetrics:
 
 
 class IngressMetrics:
-    """Of one HTTP front end."""
+    """Metrics of one HTTP front end."""
 
     def __init__(self) -> None:
         self._refusals = RunningSum(
@@ -160,7 +160,7 @@ class IngressMetrics:
 
 
 class ReplicaMetrics:
-    """Of one engine."""
+    """Metrics of one engine."""
 
     def __init__(self) -> None:
         self._gpu_seconds = RunningSum(

@@ -222,7 +222,7 @@ class Records:
 
 
 class _Lines:
-    """How many each tenant may have."""
+    """How many log lines each tenant may have."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, bool], Bucket] = {}

@@ -67,7 +67,7 @@ HERMES = CallForm(
     between="\n<tool_call>",
     close="",
 )
-"""Of Hermes and Qwen models, and of every model whose template shows no other one."""
+"""The form of Hermes and Qwen models, and of every model whose template shows no other one."""
 MISTRAL = CallForm(
     mark="[TOOL_CALLS]",
     open=" [",
@@ -98,7 +98,7 @@ LLAMA = CallForm(
     bare=True,
     single=True,
 )
-"""Of Llama 3."""
+"""The form of Llama 3."""
 FORMS = (HERMES, MISTRAL, NEMO, LLAMA)
 
 

@@ -39,7 +39,7 @@ PROCESSES = 2
 MAX_WAITING = 64
 """Grammars of one tenant that wait to be tried."""
 MAX_VERDICTS = 8192
-"""That are kept."""
+"""Verdicts that are kept."""
 MAX_REASON = 100
 """Characters of why a grammar cannot be followed, of what the library says."""
 MEMORY_BYTES = 2 << 30

@@ -105,7 +105,7 @@ async def _loosened(tools: list[Function], trial: Try, *, all_of_them: bool) -> 
 
 
 async def _compilable(tool: Function, trial: Try, ends: float) -> Function:
-    """It takes any object where nothing better is found in time."""
+    """Accepts any object where nothing better is found in time."""
     whole = dict(tool.parameters or {})
     for schema in (whole, without_fine_print(whole)):
         if time.monotonic() >= ends:

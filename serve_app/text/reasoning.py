@@ -13,7 +13,7 @@ from serve_app.text.stop_strings import overlap
 
 @dataclass(frozen=True)
 class ReasoningTags:
-    """Around a model's thoughts, which come first. Raises ValueError for an empty one."""
+    """The tags around a model's thoughts, which come first. Raises ValueError for an empty one."""
 
     # Read by pydantic where the application nests this class in its own settings.
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

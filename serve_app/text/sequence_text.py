@@ -18,7 +18,7 @@ Ending: TypeAlias = Literal["stop", "length"]
 
 
 class SequenceText:
-    """Follows one sequence.
+    """Turns the tokens of one sequence into its text.
 
     A token that ended the sequence is shown only if `include_stop`, and then as the
     detokenizer shows it: not at all if it is special and special tokens are skipped. The

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 
 class SpecialTokens:
-    """Those of one tokenizer. Others that were added to its vocabulary, such as marks of tool
-    calls, are text in any case."""
+    """Special tokens of one tokenizer. Others that were added to its vocabulary, such as marks of
+    tool calls, are text in any case."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

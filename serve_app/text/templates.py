@@ -96,7 +96,7 @@ class _Case:
     turns: tuple[dict[str, Any], ...]
     words: tuple[str, ...]
     offers: bool = False
-    """It has a tool."""
+    """The conversation offers a tool."""
 
     @property
     def messages(self) -> list[Message]:
@@ -314,7 +314,7 @@ def _rendered(render: Render, profile: TemplateProfile, case: _Case) -> str:
 
 
 def variables_of(tools: Sequence[Function], profile: TemplateProfile) -> dict[str, Any]:
-    """Of the template: the tools, if it knows them and there are any."""
+    """Variables for the template: the tools, if there are any and it knows them."""
     if not tools or profile.tools is None:
         return {}
     return {profile.tools: [described(tool) for tool in tools]}

@@ -12,7 +12,7 @@ from serve_app.text.detokenizer import token_bytes
 
 
 class TokenTexts:
-    """Of one tokenizer. Looked up tokens are remembered."""
+    """Texts of one tokenizer's tokens. Looked up tokens are remembered."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes_of = token_bytes(tokenizer)

@@ -1,1 +1,1 @@
-"""What comes before admission is refused, charged or taken in turns here."""
+"""Protects what comes before admission: refuses, charges, and shares out processor time."""

@@ -14,7 +14,7 @@ from serve_app.protocol.backend import Refused
 
 
 class CallRate:
-    """Of all tenants."""
+    """The rates of all tenants."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

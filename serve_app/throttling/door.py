@@ -39,7 +39,7 @@ class _Shut:
 
 
 class Door:
-    """Of each tenant. Used from one event loop."""
+    """The latest refusal of each tenant. Used from one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop: in a few threads, and fair to tenants.
+"""Runs what would block the event loop in a few threads, in turns by tenant.
 
 Tenants take turns, each with one piece at a time, so that whoever has a piece to do waits for no
 more than one of each other tenant's. What each takes is charged to it. The module does not know
@@ -22,7 +22,7 @@ from serve_app.protocol.backend import Refused
 T = TypeVar("T")
 
 SECONDS_PER_MINUTE = 30
-"""Of a thread, for one tenant in one process; as many can be saved up."""
+"""Thread time that one tenant gets in one process; as much can be saved up."""
 
 
 class Run(Protocol):
@@ -101,7 +101,7 @@ class FairWork:
             loop.run_in_executor(self._threads, piece.work).add_done_callback(end)
 
     def _next(self) -> _Piece[Any] | None:
-        """Of the tenant whose turn it is."""
+        """The next piece of the tenant whose turn it is."""
         tenant = next((one for one in self._waiting if one not in self._running), None)
         if tenant is None:
             return None

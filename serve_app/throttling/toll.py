@@ -1,4 +1,4 @@
-"""What refused requests cost whoever sends them, in a bucket of its own, beside all quotas.
+"""Limits how many refused requests one sender may cause, by a token bucket beside all quotas.
 
 A request that ends with a 4xx has taken time that everybody shares, and no quota counts it. Once
 a bucket is empty nothing more is read of who it belongs to. Buckets are those of this process. The
@@ -30,7 +30,7 @@ Payer = tuple[str, str]
 
 
 class Toll:
-    """So many units a minute for each payer."""
+    """One token bucket for each payer (a tenant or an address)."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock

@@ -1,4 +1,4 @@
-"""What runs is written down as it goes, since all that know of it may end at once.
+"""Saves the usage of running requests, since all processes that know it may die at once.
 
 Only an ingress and Admission know what a request has used. If one of them ends, the other one tells
 the rest; if both do, with their node say, what was written last is booked. Knows neither Ray nor
@@ -37,7 +37,7 @@ class Checkpoints:
         self._written: set[str] = set()
         """Ingresses of which something is in the store."""
         self._look_at = time.monotonic() + LOST_S
-        """Those that live have spoken by then."""
+        """By then every living ingress has been heard."""
 
     async def take(self) -> dict[str, str]:
         """By ingress, what runs, to be written down with the journal that is taken afterwards;

@@ -1,4 +1,4 @@
-"""A tenant as administrators see it: its limits, and what there is of them now. No keys."""
+"""A tenant as administrators see it: its limits and how much of them is left. No keys."""
 
 from __future__ import annotations
 

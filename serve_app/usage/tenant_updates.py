@@ -1,4 +1,4 @@
-"""Tenants as they are written down now, and what is new of them: all that can be done in a thread.
+"""Reads the tenants file and finds what has changed: the part that a thread can do.
 
 There may be ten thousand, which takes seconds to read; what is left for the event loop comes in
 parts. Knows neither Ray nor the router.
@@ -25,7 +25,7 @@ PART = 100
 
 
 class Part(NamedTuple):
-    """Some tenants that are new or have changed."""
+    """A batch of tenants that are new or have changed."""
 
     tenants: list[Tenant]
     spent: dict[tuple[str, str], int]

@@ -1,1 +1,1 @@
-"""What a GPU computes beside attention: products, what lies between them, sampling."""
+"""What a GPU computes beside attention: matrix products and what lies between them."""

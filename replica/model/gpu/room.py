@@ -1,4 +1,4 @@
-"""Rows of tokens in as few different numbers as a GPU's products are to be called with.
+"""Rounds the number of tokens up, so that products meet few different sizes.
 
 cuBLAS thinks for milliseconds about each number of rows that it has not seen yet, and may load a
 kernel for it. So rows are allocated with room behind them, up to a round number, and a product

@@ -1,4 +1,4 @@
-"""Finds out at start how this GPU computes each product fastest, and remembers it on disk.
+"""Times the ways to compute each product at start, and keeps the fastest on disk.
 
 A product is timed over the weights of all layers in turn, in a graph, as a step does it: with one
 weight only, the second run would find it in the cache.

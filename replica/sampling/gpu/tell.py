@@ -1,4 +1,4 @@
-"""Log probabilities on a GPU: of given tokens, and the most likely ones with theirs, one program
+"""Log probabilities on a GPU: those of given tokens and of the most likely ones, one program
 per row. The reference is `replica.sampling.logprobs`.
 Annotations are evaluated here: Triton finds its compile-time constants by them.
 """
