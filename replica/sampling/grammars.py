@@ -31,8 +31,8 @@ class Grammars:
         model has not, which are never allowed. vocab_size: of the model. Raises ValueError for a
         tokenizer that cannot be followed."""
         eos = [token for token in eos_token_ids if token < vocab_size] or None
-        # The library has the tokenizer spell what a grammar leaves no choice about: with tokens that
-        # the model has not, and with special ones where text has their letters.
+        # The library has the tokenizer spell what a grammar leaves no choice about: with tokens
+        # that the model has not, and with special ones where text has their letters.
         tokenizer_json = unspellable(without_absent(tokenizer_json, vocab_size))
         known = max(Tokenizer.from_str(tokenizer_json).get_vocab().values()) + 1
         followed = max(vocab_size, known)
