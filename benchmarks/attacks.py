@@ -5,16 +5,12 @@ machine only.
 sends them from a loopback ADDRESS for so long, and prints what came back as JSON: answers by
 status, and how many of them cost their sender nothing. An empty KEY sends none. `burn` sends
 nothing: it takes the processor time that an attack's client may take.
-
-Whoever attacks is elsewhere in life, and takes no core from the server. So its client gives way
-here: on a machine with cores to spare it has some of its own, on a small one it is slow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import resource
 import socket
@@ -183,7 +179,6 @@ def main() -> None:
     kind, url, key, model, seconds, address = sys.argv[1:]
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         sys.exit("only a server on this machine is attacked")
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     attack = _burn if kind == "burn" else ATTACKS[kind](model)
     print("ready", flush=True)
     answers = asyncio.run(attack(Sender(url, key, model, float(seconds), address)))

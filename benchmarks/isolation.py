@@ -43,7 +43,7 @@ MANY = 600
 FRONT_PORT = 8080
 PROBE_S = 0.1
 PROBE_TIMEOUT_S = 5.0
-SETTLE_S = 3.0
+SETTLE_S = 2.0
 """Behind an attack, before the next."""
 
 

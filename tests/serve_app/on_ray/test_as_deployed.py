@@ -166,8 +166,8 @@ def test_attacks_hold_nobody_up_and_each_is_charged(
     figures = report.figures
     names = [kind + who for kind in kinds for who in ("", ".no_key")]
     assert [figures[f"uncharged.{name}"] for name in names] == [0] * 4
-    assert max(figures[f"victim_gap_ms_p99.{name}"] for name in names) < 1000
-    assert max(figures[f"health_ms_p99.{name}"] for name in names) < 1000
+    assert max(figures[f"victim_gap_ms_p99.{name}"] for name in names) < 2000
+    assert max(figures[f"health_ms_p99.{name}"] for name in names) < 2000
     assert figures["refusals_per_s"] > 20
 
 
