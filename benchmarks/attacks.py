@@ -1,8 +1,10 @@
 """What one tenant, or somebody without a key, may send to stop all others: bounded, and to this
 machine only.
 
-`python -m benchmarks.attacks KIND URL KEY SECONDS` sends it and prints what came back as JSON:
-answers by status. An empty KEY sends none.
+`python -m benchmarks.attacks KIND URL KEY MODEL SECONDS ADDRESS` makes its bodies, prints a line,
+sends them from a loopback ADDRESS for so long, and prints what came back as JSON: answers by
+status, and how many of them cost their sender nothing. An empty KEY sends none. `burn` sends
+nothing: it takes the processor time that an attack's client may take.
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
 
-Attack: TypeAlias = Callable[[str, str, str, float], Coroutine[Any, Any, Counter[str]]]
+Request: TypeAlias = tuple[str, str]
+"""Path and body."""
+Attack: TypeAlias = Callable[["Sender"], Coroutine[Any, Any, Counter[str]]]
+UNCHARGED = "uncharged"
 TOGETHER = 8
 """Requests open at a time."""
 MAX_CONNECTIONS = 4200
@@ -30,7 +38,7 @@ MAX_CONNECTIONS = 4200
 CHAT = '"messages": [{"role": "user", "content": "x"}]'
 
 
-def parse(model: str, turn: int) -> tuple[str, str]:
+def parse(model: str, turn: int) -> Request:
     """Bodies of megabytes that mean nothing."""
     many = [
         '"logit_bias": {' + ",".join(f'"{i}": 1' for i in range(500_000)) + "}",
@@ -40,7 +48,7 @@ def parse(model: str, turn: int) -> tuple[str, str]:
     return "/v1/chat/completions", f'{{"model": "{model}", {CHAT}, {many[turn % 3]}}}'
 
 
-def tokenize(model: str, turn: int) -> tuple[str, str]:
+def tokenize(model: str, turn: int) -> Request:
     """Long texts in few words, and many tokens as a text."""
     letters = "".join(random.choices(string.ascii_letters, k=1_300_000))
     turns: list[tuple[str, dict[str, Any]]] = [
@@ -52,7 +60,7 @@ def tokenize(model: str, turn: int) -> tuple[str, str]:
     return path, json.dumps({"model": model, **body})
 
 
-def grammar(model: str, turn: int) -> tuple[str, str]:
+def grammar(model: str, turn: int) -> Request:
     """Small schemas that take long to compile, each another one."""
     hard = [
         {"type": "string", "pattern": f"(a|b)*a(a|b){{{8 + i % 5}}}c{i}x{turn}"} for i in range(100)
@@ -63,84 +71,118 @@ def grammar(model: str, turn: int) -> tuple[str, str]:
     )
 
 
-def logprobs(model: str, turn: int) -> tuple[str, str]:
-    """Twenty alternatives of each of thousands of prompt tokens, sixteen times over."""
-    body = {"prompt": [turn % 1000, *range(1000, 3000)], "max_tokens": 1, "n": 16}
+def logprobs(model: str, turn: int) -> Request:
+    """Twenty alternatives of each of thousands of prompt tokens, as often as is allowed."""
+    body = {"prompt": [turn % 1000, *range(1000, 3000)], "max_tokens": 1, "n": 11}
     return "/v1/completions", json.dumps({"model": model, **body, "prompt_logprobs": 20})
 
 
-def refusals(model: str, turn: int) -> tuple[str, str]:
+def refusals(model: str, turn: int) -> Request:
     """Far more requests than the tenant may make."""
     return "/v1/chat/completions", f'{{"model": "{model}", {CHAT}, "max_tokens": 1}}'
 
 
-async def _send(
-    make: Callable[[str, int], tuple[str, str]], url: str, key: str, model: str, seconds: float
-) -> Counter[str]:
-    headers = {"Content-Type": "application/json"}
-    if key:
-        headers["Authorization"] = f"Bearer {key}"
-    until, statuses = time.monotonic() + seconds, Counter[str]()
-    bodies = [make(model, turn) for turn in range(3)]
-    limits = httpx.Limits(max_connections=TOGETHER)
+@dataclass(frozen=True)
+class Sender:
+    url: str
+    key: str
+    model: str
+    seconds: float
+    address: str
+    """Of this machine, that it sends from."""
 
-    async def loop(client: httpx.AsyncClient, turn: int) -> None:
-        while time.monotonic() < until:
-            path, body = make(model, turn) if make is grammar else bodies[turn % 3]
+    async def send(self, requests: list[Request]) -> Counter[str]:
+        """These over and over, several at a time. Returns answers by status."""
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        until, answers = time.monotonic() + self.seconds, Counter[str]()
+        turns = count()
+
+        async def loop(client: httpx.AsyncClient) -> None:
+            while time.monotonic() < until:
+                path, body = requests[next(turns) % len(requests)]
+                try:
+                    answer = await client.post(self.url + path, content=body, headers=headers)
+                except httpx.TransportError as error:
+                    answers[type(error).__name__] += 1
+                else:
+                    answers[str(answer.status_code)] += 1
+                    answers[UNCHARGED] += not charged(answer)
+
+        transport = httpx.AsyncHTTPTransport(local_address=self.address)
+        async with httpx.AsyncClient(timeout=60, transport=transport) as client:
+            with suppress(TimeoutError):  # who attacks leaves without the last answers
+                async with asyncio.timeout(self.seconds):
+                    await asyncio.gather(*(loop(client) for _ in range(TOGETHER)))
+        return answers
+
+    async def connect(self) -> Counter[str]:
+        """Connections that send half a request, and then nothing."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_CONNECTIONS + 100,) * 2)
+        server = urlsplit(self.url)
+        opened: list[socket.socket] = []
+        outcomes: Counter[str] = Counter()
+        until = time.monotonic() + self.seconds
+        while outcomes.total() < MAX_CONNECTIONS and time.monotonic() < until:
             try:
-                answer = await client.post(url + path, content=body, headers=headers)
-                statuses[str(answer.status_code)] += 1
-            except httpx.TransportError as error:
-                statuses[type(error).__name__] += 1
-            turn += TOGETHER
-
-    async with httpx.AsyncClient(timeout=60, limits=limits) as client:
-        async with asyncio.timeout(seconds + 60):
-            await asyncio.gather(*(loop(client, turn) for turn in range(TOGETHER)))
-    return statuses
-
-
-async def _connect(url: str, key: str, model: str, seconds: float) -> Counter[str]:
-    """Connections that send half a request, and then nothing."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_CONNECTIONS + 100,) * 2)
-    address = urlsplit(url)
-    opened: list[socket.socket] = []
-    outcomes: Counter[str] = Counter()
-    for _ in range(MAX_CONNECTIONS):
-        try:
-            made = socket.create_connection((address.hostname, address.port), timeout=2)
-            made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
-            opened.append(made)
-            outcomes["opened"] += 1
-        except OSError as error:
-            outcomes[type(error).__name__] += 1
-            if outcomes.total() - outcomes["opened"] > 20:
-                break
-    await asyncio.sleep(seconds)
-    for made in opened:
-        made.close()
-    return outcomes
+                made = socket.create_connection(
+                    (server.hostname, server.port), 2, (self.address, 0)
+                )
+                made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n")
+                opened.append(made)
+                outcomes["opened"] += 1
+            except OSError as error:
+                outcomes[type(error).__name__] += 1
+        await asyncio.sleep(until - time.monotonic())
+        for made in opened:
+            made.close()
+        return outcomes
 
 
-def _sending(make: Callable[[str, int], tuple[str, str]]) -> Attack:
-    async def attack(url: str, key: str, model: str, seconds: float) -> Counter[str]:
-        return await _send(make, url, key, model, seconds)
+def charged(answer: httpx.Response) -> bool:
+    """Whether a bucket of its sender's had to pay for it, or nothing of what it may do is left."""
+    rate = "requests" if answer.is_success else "refusals"
+    paid = answer.headers.get(f"x-ratelimit-reset-{rate}", "0s") != "0s"
+    return paid or answer.status_code == 429
 
-    return attack
+
+async def _burn(sender: Sender) -> Counter[str]:
+    until = time.monotonic() + sender.seconds
+    while time.monotonic() < until:
+        pass
+    return Counter()
 
 
-ATTACKS: dict[str, Attack] = {
-    **{make.__name__: _sending(make) for make in (parse, tokenize, grammar, logprobs, refusals)},
-    "connections": _connect,
+def _sending(make: Callable[[str, int], Request], different: int) -> Callable[[str], Attack]:
+    """Bodies are made once, beforehand."""
+
+    def prepared(model: str) -> Attack:
+        requests = [make(model, turn) for turn in range(different)]
+        return lambda sender: sender.send(requests)
+
+    return prepared
+
+
+ATTACKS: dict[str, Callable[[str], Attack]] = {
+    "parse": _sending(parse, 3),
+    "tokenize": _sending(tokenize, 3),
+    "grammar": _sending(grammar, 500),
+    "logprobs": _sending(logprobs, 500),
+    "refusals": _sending(refusals, 1),
+    "connections": lambda model: Sender.connect,
 }
+"""What makes each, for a model."""
 
 
 def main() -> None:
-    kind, url, key, model, seconds = sys.argv[1:]
+    kind, url, key, model, seconds, address = sys.argv[1:]
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         sys.exit("only a server on this machine is attacked")
-    statuses: dict[str, Any] = dict(asyncio.run(ATTACKS[kind](url, key, model, float(seconds))))
-    print(json.dumps(statuses))
+    attack = _burn if kind == "burn" else ATTACKS[kind](model)
+    print("ready", flush=True)
+    answers = asyncio.run(attack(Sender(url, key, model, float(seconds), address)))
+    print(json.dumps(answers))
 
 
 if __name__ == "__main__":

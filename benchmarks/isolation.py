@@ -2,17 +2,24 @@
 
 A local server with a small model. A victim streams an answer and somebody asks /health, first
 alone and then beside each attack, by a tenant and without a key. What is told: the victim's
-longest gaps against those alone, how long /health takes, and what the attacker got for it.
+longest gaps against those alone, how long /health takes, how many answers cost the attacker
+nothing, and which processes took how many cores. All of it shares one machine, so there is also
+a process that only takes the time an attack's client may take: what happens beside `burn` is not
+the server's doing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,28 +29,43 @@ import numpy as np
 import yaml
 from openai import AsyncOpenAI
 
-from benchmarks.attacks import ATTACKS
+from benchmarks.attacks import ATTACKS, UNCHARGED
+from benchmarks.cpu_time import cpu_seconds
+from benchmarks.front import fronted
 from benchmarks.report import Report, parser
-from benchmarks.server import Server, running
+from benchmarks.server import OUR_RUN, Server, running
 from router.tenant import digest
 
-VICTIM, ATTACKER = "isolation-victim", "isolation-attacker"
-TENANTS = {
-    "tenants": [
-        {"id": "victim", "keys": [digest(VICTIM)], "max_concurrency": 8},
-        {"id": "attacker", "keys": [digest(ATTACKER)], "requests_per_minute": 60},
-    ]
-}
+VICTIM = "isolation-victim"
+REQUESTS_PER_MINUTE = {"refusals": 1}
+"""Of attackers; of all others many."""
+MANY = 600
+FRONT_PORT = 8080
 PROBE_S = 0.1
-SETTLE_S = 3.0
+PROBE_TIMEOUT_S = 5.0
+SETTLE_S = 2.0
 """Behind an attack, before the next."""
+
+
+def tenants() -> dict[str, Any]:
+    """A file of them. Each attack comes from one of its own, whose buckets nobody has used."""
+    attackers = [
+        {
+            "id": kind,
+            "keys": [digest(kind)],
+            "requests_per_minute": REQUESTS_PER_MINUTE.get(kind, MANY),
+        }
+        for kind in ATTACKS
+    ]
+    return {"tenants": [{"id": "victim", "keys": [digest(VICTIM)]}, *attackers]}
 
 
 async def watch(server: Server, seconds: float) -> tuple[list[float], list[float]]:
     """Milliseconds: gaps between the tokens of the victim's stream; answers of /health."""
     until = time.monotonic() + seconds
     client = AsyncOpenAI(base_url=server.base_url, api_key=VICTIM, max_retries=0, timeout=120)
-    async with client, httpx.AsyncClient(timeout=120) as http:
+    new = httpx.Limits(max_keepalive_connections=0)
+    async with client, httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, limits=new) as http:
         gaps, probes = await asyncio.gather(
             _gaps(client, server.model, until), _probes(http, server.base_url, until)
         )
@@ -72,54 +94,98 @@ async def _gaps(client: AsyncOpenAI, model: str, until: float) -> list[float]:
 
 
 async def _probes(client: httpx.AsyncClient, base_url: str, until: float) -> list[float]:
+    """Each on a new connection. One that fails has taken as long as one may take."""
     times = []
     while time.monotonic() < until:
         began = time.monotonic()
-        answer = await client.get(base_url.removesuffix("/v1") + "/health")
-        times.append((time.monotonic() - began) * 1e3)
-        assert answer.status_code == 200, answer.status_code
+        try:
+            answer = await client.get(base_url.removesuffix("/v1") + "/health")
+            answered = answer.status_code == 200
+        except httpx.TransportError:
+            answered = False
+        times.append((time.monotonic() - began if answered else PROBE_TIMEOUT_S) * 1e3)
         await asyncio.sleep(PROBE_S)
     return times
 
 
-def attacked(server: Server, kind: str, key: str, seconds: float) -> dict[str, Any]:
-    """What `watch` finds beside an attack, and how that was answered."""
+@dataclass(frozen=True)
+class Found:
+    """Beside an attack."""
+
+    gaps: list[float]
+    probes: list[float]
+    answers: dict[str, int]
+    """To the attack, by status."""
+    cores: dict[str, float]
+    """That each kind of process kept busy."""
+
+
+def attacked(server: Server, kind: str, key: str, address: str, seconds: float) -> Found:
     url = server.base_url.removesuffix("/v1")
     command = [sys.executable, "-m", "benchmarks.attacks", kind, url, key, server.model]
-    with subprocess.Popen([*command, str(seconds)], stdout=subprocess.PIPE, text=True) as attack:
+    with subprocess.Popen(
+        [*command, str(seconds), address], stdout=subprocess.PIPE, text=True
+    ) as attack:
+        assert attack.stdout is not None
+        attack.stdout.readline()  # its bodies are made
+        before, began = _spent(server, attack), time.monotonic()
         gaps, probes = asyncio.run(watch(server, seconds))
+        lasted = time.monotonic() - began
+        after = _spent(server, attack)
         said, _ = attack.communicate(timeout=seconds + 120)
     time.sleep(SETTLE_S)
-    return {"gaps": gaps, "probes": probes, "statuses": json.loads(said)}
+    cores = {name: (after[name] - before.get(name, 0.0)) / lasted for name in after}
+    return Found(gaps, probes, json.loads(said), cores)
+
+
+def _spent(server: Server, attack: subprocess.Popen[str]) -> dict[str, float]:
+    """Seconds of processors."""
+    spent = cpu_seconds(server.process.pid)
+    return spent | {"attack": sum(cpu_seconds(attack.pid).values())}
 
 
 def p99(values: list[float]) -> float:
     return float(np.percentile(values, 99)) if values else float("inf")
 
 
-def measure(server: Server, kinds: list[str], seconds: float, report: Report) -> None:
+def measure(server: Server, kinds: Iterable[str], seconds: float, report: Report) -> None:
     alone, probes = asyncio.run(watch(server, seconds))
-    report.add("gap_ms_p99.alone", [p99(alone)])
+    report.add("victim_gap_ms_p99.alone", [p99(alone)])
     report.add("health_ms_p99.alone", [p99(probes)])
-    for kind in kinds:
-        for who, key in (("", ATTACKER), (".no_key", "")):
-            found = attacked(server, kind, key, seconds)
-            print(f"{kind}{who}: answered {found['statuses']}", flush=True)
-            report.add(f"victim_gap_ms_p99.{kind}{who}", [p99(found["gaps"])])
-            report.add(f"victim_gap_ms_max.{kind}{who}", [max(found["gaps"], default=float("inf"))])
-            report.add(f"victim_gap_ratio.{kind}{who}", [p99(found["gaps"]) / p99(alone)])
-            report.add(f"health_ms_p99.{kind}{who}", [p99(found["probes"])])
+    attacks = [("burn", "burn", "", "127.0.0.1")]
+    for number, kind in enumerate(kinds, 2):
+        attacks.append((kind, kind, kind, "127.0.0.1"))
+        attacks.append((kind, f"{kind}.no_key", "", f"127.0.0.{number}"))
+    for kind, name, key, address in attacks:
+        found = attacked(server, kind, key, address, seconds)
+        _tell(name, found, p99(alone), report)
+        if name == "refusals":
+            report.add("refusals_per_s", [found.answers["429"] / seconds])
+
+
+def _tell(name: str, found: Found, alone: float, report: Report) -> None:
+    cores = {kind: round(cores, 2) for kind, cores in found.cores.items() if cores > 0.01}
+    print(f"{name}: answers {found.answers}, cores {cores}", flush=True)
+    report.add(f"victim_gap_ms_p99.{name}", [p99(found.gaps)])
+    report.add(f"victim_gap_ms_max.{name}", [max(found.gaps, default=float("inf"))])
+    report.add(f"victim_gap_ratio.{name}", [p99(found.gaps) / alone])
+    report.add(f"health_ms_p99.{name}", [p99(found.probes)])
+    report.add(f"uncharged.{name}", [found.answers.get(UNCHARGED, 0)])
+    for kind in ("attack", "proxy", "ingress", "engine"):
+        report.add(f"cores.{kind}.{name}", [found.cores.get(kind, 0.0)])
 
 
 def settings(config: Path, folder: Path, haproxy: bool) -> dict[str, Any]:
     """The configuration with tenants of this benchmark, and usage in a file of its own."""
     made: dict[str, Any] = yaml.safe_load(config.read_text())
-    tenants = folder / "tenants.yaml"
-    tenants.write_text(yaml.safe_dump(TENANTS))
+    file = folder / "tenants.yaml"
+    file.write_text(yaml.safe_dump(tenants()))
     [application] = made["applications"]
-    application["args"] |= {"tenants": str(tenants), "usage": str(folder / "usage.db")}
+    application["args"] |= {"tenants": str(file), "usage": str(folder / "usage.db")}
     application.pop("deployments", None)
     if haproxy:
+        # The front says who asks.
+        os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"
         names = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
         variables = {"env_vars": dict.fromkeys(names, "1")}
         made["controller_options"] = {"runtime_env": variables}
@@ -132,15 +198,29 @@ def main() -> None:
     options.add_argument("--config", type=Path, default=Path("configs/local.yaml"))
     options.add_argument("--seconds", type=float, default=15.0, help="of each attack")
     options.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
-    options.add_argument("--haproxy", action="store_true", help="behind HAProxy")
+    options.add_argument(
+        "--haproxy", action="store_true", help="behind Serve's HAProxy, and our front before it"
+    )
     asked = options.parse_args()
     report = Report("isolation")
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(settings(asked.config, Path(folder), asked.haproxy)) as server,
+        running(settings(asked.config, Path(folder), asked.haproxy), module=OUR_RUN) as server,
+        _front(server) if asked.haproxy else nullcontext(server) as entered,
     ):
-        measure(server, asked.attacks, asked.seconds, report)
+        measure(entered, asked.attacks, asked.seconds, report)
+    if asked.haproxy:
+        report.figures = {f"{key}.haproxy": value for key, value in report.figures.items()}
+    if asked.json and asked.json.exists():
+        earlier = json.loads(asked.json.read_text())["figures"]
+        report.figures = earlier | report.figures
     report.write(asked.json)
+
+
+@contextmanager
+def _front(server: Server) -> Iterator[Server]:
+    with fronted(server.base_url, FRONT_PORT, {}) as url:
+        yield replace(server, base_url=f"{url}/v1")
 
 
 if __name__ == "__main__":

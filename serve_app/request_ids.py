@@ -7,7 +7,6 @@ HAProxy. The module imports next to nothing: each proxy does it, too.
 
 from __future__ import annotations
 
-import os
 import re
 
 from starlette.middleware import Middleware
@@ -42,8 +41,3 @@ class CleanRequestId:
 def layers() -> list[Middleware]:
     """What Serve puts around its own layers."""
     return [Middleware(CleanRequestId)]
-
-
-def install() -> None:
-    """For a cluster that this process starts. Who has named another function keeps it."""
-    os.environ.setdefault(VARIABLE, LAYERS)

@@ -23,7 +23,7 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
 from replica.logs import log_to_terminal
-from serve_app import ray_private, request_ids
+from serve_app import environment, ray_private
 from serve_app.checks.warnings import about_address
 from serve_app.settings import BUILDER, AppConfig
 
@@ -45,7 +45,7 @@ def run(path: Path) -> None:
         for application in config.applications
         if application.import_path == BUILDER
     }
-    request_ids.install()
+    environment.install()
     ray.init(namespace="serve")
     # In place of Ray's own handler, which ends this process and all others.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -195,7 +195,7 @@ class AdmissionClient:
 
     def obey(self, orders: Orders) -> dict[str, Stopped]:
         """End what waits against `orders`. Returns what runs against them, by request id."""
-        self.orders = orders
+        self.orders, self.door.stopped = orders, orders.against_all_of
         for waiting in self._waiting.values():
             stopped = orders.against(waiting.request)
             if stopped is not None and not waiting.granted.done():

@@ -27,10 +27,16 @@ class Orders:
     stopped: frozenset[str] = frozenset()
     """Ids of answers, or of one of their sequences."""
 
+    def against_all_of(self, tenant: str) -> Stopped | None:
+        """Why nothing of a tenant may go on, if so."""
+        if tenant in self.paused:
+            return Stopped("This tenant is paused by an administrator.", "tenant_paused")
+        return None
+
     def against(self, request: RequestInfo) -> Stopped | None:
         """Why a request may not go on, if so."""
-        if request.tenant in self.paused:
-            return Stopped("This tenant is paused by an administrator.", "tenant_paused")
+        if stopped := self.against_all_of(request.tenant):
+            return stopped
         if not self.stopped.isdisjoint((request.request_id, answer_id(request))):
             return Stopped("An administrator has stopped this request.", "request_stopped")
         return None

@@ -65,10 +65,10 @@ def create_app(
     limits: Limits,
     tag_requests: bool = True,
     layers: Sequence[Middleware] = (),
-    refused: RefusedNow = lambda tenant: None,
+    refused: RefusedNow = lambda tenant, queued: None,
 ) -> FastAPI:
     """The application. `tag_requests=False` leaves X-Request-ID to a proxy that adds it. layers:
-    around all that, from the inside out. refused: asked before anything is generated."""
+    around all that, from the inside out. refused: asked before a body is read."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     api = Api(Offers(offers), limits)
     app.add_api_route("/v1/chat/completions", api.chat_completions, methods=["POST"])

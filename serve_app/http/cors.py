@@ -15,7 +15,7 @@ EXPOSED = (
     "Retry-After",
     *(
         f"x-ratelimit-{kind}-{unit}"
-        for unit in ("requests", "tokens")
+        for unit in ("refusals", "requests", "tokens")
         for kind in ("limit", "remaining", "reset")
     ),
 )

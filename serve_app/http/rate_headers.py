@@ -19,8 +19,8 @@ LimitsOf = Callable[[Tenant], RateLimits]
 
 
 class RateHeaders:
-    """Adds `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, as OpenAI names them; a rate
-    without a limit has none."""
+    """Adds `x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, as OpenAI names them, and the
+    same for refusals, to whoever has had any; a rate without a limit has none."""
 
     def __init__(self, app: ASGIApp, limits_of: LimitsOf) -> None:
         self._app, self._limits_of = app, limits_of
@@ -28,11 +28,13 @@ class RateHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def tell(message: Message) -> None:
             state = scope.get("state", {})
-            if message["type"] == "http.response.start" and "tenant" in state:
-                limits = self._limits_of(state["tenant"])
-                headers = MutableHeaders(scope=message)
-                _add(headers, "requests", _least(limits.requests, state.get("refusals")))
-                _add(headers, "tokens", limits.tokens)
+            if message["type"] == "http.response.start":
+                headers, refusals = MutableHeaders(scope=message), state.get("refusals")
+                _add(headers, "refusals", refusals)
+                if "tenant" in state:
+                    limits = self._limits_of(state["tenant"])
+                    _add(headers, "requests", _least(limits.requests, refusals))
+                    _add(headers, "tokens", limits.tokens)
             await send(message)
 
         await self._app(scope, receive, tell)

@@ -45,6 +45,8 @@ MAX_REASON = 100
 MEMORY_BYTES = 2 << 30
 STACK_BYTES = 1 << 20
 """An engine's threads have more: what compiles here does not overflow there."""
+NICENESS = 10
+"""Engines and event loops come first."""
 MASK_CPU_S = 0.1
 """For what may come first, since a step of everybody's waits for it; schemas take 1 ms."""
 BYTES = 262
@@ -190,6 +192,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def main() -> None:
     """The process: an empty line when it is ready; then a grammar per line, as a JSON string, and
     a line with the reason why it cannot be followed, or null."""
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

@@ -1,8 +1,8 @@
-"""Turns requests away before they are read, where Admission has just said that nothing else of
-their tenant would be let in, whatever it asks for.
+"""Turns requests away before they are read, where nothing of their tenant would be let in, whatever
+it asks for: an administrator has paused it, or Admission has just said so.
 
-What it said holds for a moment. Then, or as soon as something of the tenant's begins or ends here,
-one request asks anew, and the others are told the same until it is answered. The module knows
+What Admission said holds for a moment. Then, or as soon as something of the tenant's begins or ends
+here, one request asks anew, and the others are told the same until it is answered. The module knows
 neither quotas nor bodies.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeAlias
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.messages import Refusal
-from serve_app.protocol.backend import Refused
+from serve_app.protocol.backend import Refused, Stopped
 from serve_app.protocol.errors import from_exception
 
 ANSWER_S = 0.1
@@ -24,10 +24,12 @@ ANSWER_S = 0.1
 STALE_S = 0.5
 """What was said is forgotten if nobody has asked anew for so long: whoever comes then, however many
 at once, comes to something else."""
-GUARDED = frozenset({"/v1/chat/completions", "/v1/completions"})
+QUEUED = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""What Admission has a say in."""
 
-RefusedNow: TypeAlias = Callable[[str], Refused | None]
-"""Why nothing of a tenant would be let in, by its id; None if something may."""
+RefusedNow: TypeAlias = Callable[[str, bool], Refused | Stopped | None]
+"""Why nothing of a tenant would be let in, by its id and whether it is to be queued; None if
+something may."""
 
 
 @dataclass(slots=True)
@@ -44,9 +46,14 @@ class Door:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._shut: dict[str, _Shut] = {}
+        self.stopped: Callable[[str], Stopped | None] = lambda tenant: None
+        """Why an administrator lets in nothing of a tenant, by its id."""
 
-    def refused(self, tenant: str) -> Refused | None:
+    def refused(self, tenant: str, queued: bool = True) -> Refused | Stopped | None:
         """See `RefusedNow`. Where it is time to ask anew, the caller is expected to."""
+        return self.stopped(tenant) or (self._full(tenant) if queued else None)
+
+    def _full(self, tenant: str) -> Refused | None:
         shut = self._shut.get(tenant)
         if shut is None:
             return None
@@ -83,7 +90,7 @@ class DoorKeeper:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if path in GUARDED and (refused := self._refused(scope["state"]["tenant"].id)):
+            if refused := self._refused(scope["state"]["tenant"].id, path in QUEUED):
                 await from_exception(refused).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)

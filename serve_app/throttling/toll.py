@@ -20,8 +20,10 @@ from router.rate import Bucket
 from serve_app.protocol.errors import ApiError, retry_after
 
 BYTES_PER_UNIT = 16 * 1024
-"""Of a body that was read; a refusal costs one unit besides. A 429 does not: a quota has counted
-already what a client tries too early."""
+"""Of a body that was read; a refusal costs one unit besides."""
+NOT_THEIR_FAULT = frozenset({403, 429})
+"""These do not: a quota has counted already what a client tries too early, and a tenant that an
+administrator has paused can do nothing about it."""
 MAX_PAYERS = 10_000
 """Who has not been refused for the longest time is forgotten."""
 
@@ -58,7 +60,9 @@ class Toll:
             if message["type"] == "http.response.start":
                 meter.answered = True
                 if 400 <= message["status"] < 500:
-                    self._charge(payer, meter.units + (message["status"] != 429), state)
+                    self._charge(
+                        payer, meter.units + (message["status"] not in NOT_THEIR_FAULT), state
+                    )
             await send(message)
 
         try:

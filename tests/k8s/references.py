@@ -19,6 +19,7 @@ from tests.k8s.manifests import ROOT, VERSION, Manifests, Pods
 HA_PROXY = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
 READ_BY = {
     "RAY_SERVE_": "ray.serve._private.constants",
+    "RAY_worker_": "ray._private.ray_constants",
     "RAY_USAGE_": "ray._common.usage.usage_constants",
     "FAIRSTREAM_": "serve_app.settings",
     "HF_HOME": "huggingface_hub.constants",

@@ -12,7 +12,8 @@ import pytest
 from router.messages import Outcome, RequestInfo
 from serve_app.fleet import orders
 from serve_app.fleet.orders import OrderBook, Orders
-from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, metered_site, until
+from serve_app.protocol.limits import Limits
+from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, key_of, metered_site, until
 from tests.serve_app.sse import events
 
 
@@ -53,6 +54,23 @@ async def test_a_paused_tenant_is_stopped_now_and_nobody_else() -> None:
         await order(site, "POST", "/admin/tenants/a/resume")
         assert (await site.ask()).status_code == 200
         assert site.refusals == {("a", "tenant_paused"): 3}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
+)
+async def test_what_a_paused_tenant_sends_is_not_even_read(path: str) -> None:
+    """Whatever it holds; and however much comes, nobody owes anything for it afterwards."""
+    limits = Limits(refusals_per_minute=3)
+    async with metered_site(limits=limits, a={}, b={}) as site:
+        await order(site, "POST", "/admin/tenants/a/pause")
+        for _ in range(5):
+            async with site.http(key_of("a")) as http:
+                answer = await http.post(path, content=b"{" * 200_000)
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "tenant_paused"
+        await order(site, "POST", "/admin/tenants/a/resume")
+        assert (await site.ask()).status_code == 200
 
 
 async def test_one_request_is_stopped_by_its_id() -> None:

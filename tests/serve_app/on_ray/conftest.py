@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from router.tenant import digest
-from serve_app import request_ids
+from serve_app import environment
 from tests.models import save_tiny
 from tests.serve_app.on_ray.site import ADMIN_KEY, APP, BULK_KEY, KEY, MODEL, PAGE, Site, until
 
@@ -15,7 +15,7 @@ MAX_ROWS = 32
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-    request_ids.VARIABLE: request_ids.LAYERS,
+    **environment.DEFAULTS,
 }
 
 

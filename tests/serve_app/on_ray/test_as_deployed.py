@@ -17,6 +17,8 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks import isolation
+from benchmarks.report import Report
 from benchmarks.server import OUR_RUN, Server, running
 from router.tenant import digest
 from tests.k8s.manifests import ROOT, manifests
@@ -24,6 +26,7 @@ from tests.ports import free_ports
 from tests.serve_app.on_ray.site import KEY, MODEL, until
 
 SECRET = "hunter2-hunter2"
+FORWARDED = "X-Forwarded-For"
 CLIENT_S = 2
 """For a client that does nothing."""
 PORTS = ("RAY_SERVE_HAPROXY_METRICS_PORT", "RAY_SERVE_HAPROXY_STATS_PORT")
@@ -93,7 +96,8 @@ async def test_operators_see_what_happens(folder: Path, server: Server, tenants:
         for _ in range(5):
             bad = await client.post("/completions", json=body | {"n": -1}, headers=key)
             assert bad.status_code == 400
-        assert (await client.post("/completions", json=body)).status_code == 401
+        stranger = await client.post("/completions", json=body, headers={FORWARDED: "192.0.2.7"})
+        assert stranger.status_code == 401
     tenants.write_text(  # noqa: ASYNC240
         f"tenants: [{{id: acme, keys: ['{digest(KEY)}'], wait: 1}}]"
     )
@@ -111,6 +115,7 @@ async def test_operators_see_what_happens(folder: Path, server: Server, tenants:
         *[("refused", "acme", 400)] * 5,
         ("refused", "", 401),
     ]
+    assert records[-1]["client"] == "127.0.0.1"  # not what it says
     first = records[0]
     assert (first["request_id"], first["answer_id"]) == ("mine", served.json()["id"])
     assert (first["output_tokens"], len(first["replicas"])) == (5, 1)
@@ -141,6 +146,29 @@ async def test_who_does_nothing_is_let_go_and_who_waits_is_not(server: Server) -
         answer = await asking
     assert answer.status_code == 200
     assert time.monotonic() - began > CLIENT_S + 1
+
+
+def test_attacks_hold_nobody_up_and_each_is_charged(
+    server: Server, tenants: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The benchmark in short; bounds are those of a machine that does other things, too."""
+    monkeypatch.setattr(isolation, "SETTLE_S", 0.1)
+    told = isolation.tenants()
+    acme = {"id": "acme", "keys": [digest(KEY)]}
+    tenants.write_text(yaml.safe_dump({"tenants": [acme, *told["tenants"]]}))
+    victim = {"Authorization": f"Bearer {isolation.VICTIM}"}
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{server.base_url}/models", headers=victim).status_code != 200:
+        assert time.monotonic() < deadline, "the tenants are not read"
+        time.sleep(0.1)
+    report, kinds = Report("isolation"), ("parse", "refusals")
+    isolation.measure(server, kinds, 1.0, report)
+    figures = report.figures
+    names = [kind + who for kind in kinds for who in ("", ".no_key")]
+    assert [figures[f"uncharged.{name}"] for name in names] == [0] * 4
+    assert max(figures[f"victim_gap_ms_p99.{name}"] for name in names) < 2000
+    assert max(figures[f"health_ms_p99.{name}"] for name in names) < 2000
+    assert figures["refusals_per_s"] > 20
 
 
 @pytest.mark.parametrize("shown", SHOWN)

@@ -91,6 +91,9 @@ async def test_headers_tell_of_refusals_and_the_quota_does_not_count_them() -> N
         ]
         assert left[0] == LIMIT - 1
         assert left[-1] == 0
+        stranger = await site.calls.post("/v1/completions")
+        told = [stranger.headers[f"x-ratelimit-{what}-refusals"] for what in ("limit", "remaining")]
+        assert told == [str(LIMIT), str(LIMIT - 1)]
         reply = await site.ask()
         assert reply.status_code == 429
         assert reply.headers["x-ratelimit-remaining-requests"] == "0"
