@@ -7,7 +7,7 @@ beginning. A budget counted in tokens alone would let a long prompt stall everyb
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,14 @@ class CostModel:
     key_ms: float = 0.0
     pair_ms: float = 0.0
     floor_ms: float = 0.0
+    score_ms: float = 0.0
+    """On top, for a token of a prompt whose log probabilities are told: its logits over the whole
+    vocabulary, and the best of them."""
+
+    @property
+    def with_scores(self) -> CostModel:
+        """The same, where every token is scored."""
+        return replace(self, token_ms=self.token_ms + self.score_ms)
 
     def ms(self, start: int, count: int) -> float:
         """What a chunk of `count` tokens whose first has position `start` adds to a step."""
@@ -56,15 +64,16 @@ class Budget:
     ms: float
     cost: CostModel
 
-    def take(self, start: int, wanted: int) -> int:
+    def take(self, start: int, wanted: int, *, scored: bool = False) -> int:
         """Tokens granted to a chunk at `start`, at most `wanted`; one at least while any time
         is left, so that a prompt goes on however much its context costs."""
         if self.ms <= 0:
             return 0
-        count = min(wanted, self.tokens, max(1, self.cost.tokens_within(start, self.ms)))
+        cost = self.cost.with_scores if scored else self.cost
+        count = min(wanted, self.tokens, max(1, cost.tokens_within(start, self.ms)))
         if count:
             self.tokens -= count
-            self.ms -= self.cost.ms(start, count)
+            self.ms -= cost.ms(start, count)
         return count
 
     def split_off(self, share: float) -> Budget:

@@ -9,7 +9,7 @@ Pure CPU work on numbers: no torch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TypeAlias
 
@@ -28,6 +28,8 @@ FORGET = 0.98
 FAR = 2.0
 """A real step counts as at most so many times faster or slower than expected: it may have been
 held up by something that is not its own."""
+SCORES_WEIGHT = 0.1
+"""Of the newest step that scored, in what a score is taken to cost."""
 NEAR = 1.15
 """A timed step this close to the briefest one was held up by its launches: what the device did
 meanwhile is not known from it."""
@@ -76,6 +78,7 @@ class CostFit:
         """timed: steps that were timed at start, (work, milliseconds)."""
         self.model = CostModel()
         self._start, self._recent = _Equations(), _Equations()
+        self._score_ms = 0.0
         steps = list(timed)
         self._floor_ms = min((ms for _, ms in steps), default=0.0)
         computed = [(work, ms) for work, ms in steps if ms > NEAR * self._floor_ms]
@@ -89,12 +92,21 @@ class CostFit:
             return
         work = step_work(batch.starts, batch.lengths)
         expected = predicted_ms(self.model, work)
+        if scores := len(batch.scores):
+            self._learn_scores(max(0.0, ms - expected) / scores)
+            return
         ms = min(max(ms, expected / FAR), expected * FAR) if expected > 0 else ms
         if _computed_ms(self.model, work) > self._floor_ms:
             self._recent.add(work, ms, FORGET)
         else:
             self._floor_ms += (1 - FORGET) * (ms - self._floor_ms)
         self._solve()
+
+    def _learn_scores(self, ms: float) -> None:
+        """What one took more than the model says. It teaches nothing about the rest."""
+        known = self._score_ms or ms
+        self._score_ms = known + SCORES_WEIGHT * (ms - known)
+        self.model = replace(self.model, score_ms=self._score_ms)
 
     def _solve(self) -> None:
         """Of all sets of coefficients that may differ from zero, the best with none below it."""
@@ -108,4 +120,4 @@ class CostFit:
         error = np.einsum("si,ij,sj->s", found, left, found) - 2 * found @ right
         error[(found < 0).any(axis=1)] = np.inf
         fixed, token, key, pair = (found[np.argmin(error)] / SCALES).tolist()
-        self.model = CostModel(fixed, token, key, pair, self._floor_ms)
+        self.model = CostModel(fixed, token, key, pair, self._floor_ms, self._score_ms)

@@ -267,7 +267,8 @@ class Scheduler:
                 start = int(rows.scheduled[row]) + sizes[row]
                 scored = start < rows.score_end[row]
                 wanted = int(pending[row]) - sizes[row]
-                size = budget.take(start, min(wanted, scores) if scored else wanted)
+                most = min(wanted, scores) if scored else wanted
+                size = budget.take(start, most, scored=scored)
                 sizes[row] += size
                 scores -= size if scored else 0
 

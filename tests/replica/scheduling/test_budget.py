@@ -37,6 +37,12 @@ def test_a_prompt_whose_context_eats_the_budget_still_goes_on():
     assert budget.take(0, 60) == 0
 
 
+def test_tokens_that_are_scored_cost_more():
+    budget = Budget(100, 10.0, CostModel(token_ms=0.1, score_ms=0.9))
+    assert budget.take(0, 60, scored=True) == 10
+    assert Budget(100, 10.0, budget.cost).take(0, 60) == 60
+
+
 def test_what_a_part_leaves_comes_back():
     budget = Budget(100, 8.0, CostModel(token_ms=0.1))
     part = budget.split_off(0.25)

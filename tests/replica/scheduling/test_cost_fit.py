@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.scheduling.batch import Batch
+from replica.scheduling.batch import Batch, Scores
 from replica.scheduling.budget import CostModel
 from replica.scheduling.cost_fit import FAR, CostFit, predicted_ms, step_work
 
@@ -18,10 +19,8 @@ H200 = CostModel(fixed_ms=3.0, token_ms=0.019, key_ms=3e-5, pair_ms=2.1e-6, floo
 
 
 def chunk(start: int, count: int) -> Batch:
-    from dataclasses import replace
-
     lengths, starts = np.array([count], np.int32), np.array([start], np.int32)
-    return replace(Batch.padding(1), starts=starts, lengths=lengths)
+    return dataclasses.replace(Batch.padding(1), starts=starts, lengths=lengths)
 
 
 def cost(model: CostModel, batch: Batch) -> float:
@@ -79,6 +78,21 @@ def test_launches_that_slow_down_are_followed_and_teach_nothing_about_the_device
         fit.observe(brief, 12.0)
     assert cost(fit.model, brief) == pytest.approx(12.0, rel=0.01)
     assert cost(fit.model, long) == pytest.approx(cost(H200, long), rel=0.02)
+
+
+def test_what_scores_cost_is_learnt_apart():
+    """A tenant that asks for log probabilities of prompts holds others up no longer than without,
+    and makes no other prompt look dear."""
+    fit = calibrated(H200)
+    plain, scored = chunk(0, 512), chunk(0, 512)
+    wanted = Scores(np.arange(128), np.zeros(128, np.int32), ((0, 128),))
+    scored = dataclasses.replace(scored, scores=wanted)
+    for _ in range(40):
+        fit.observe(plain, cost(H200, plain))
+        fit.observe(scored, cost(H200, plain) + 128 * 2.5)
+    assert fit.model.score_ms == pytest.approx(2.5, rel=0.01)
+    assert cost(fit.model, plain) == pytest.approx(cost(H200, plain), rel=0.02)
+    assert fit.model.with_scores.tokens_within(0, 250.0) <= 100
 
 
 def test_one_step_that_was_held_up_changes_little():
