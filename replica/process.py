@@ -30,7 +30,6 @@ from replica.engine import Channel, Engine
 from replica.logs import LogFile, log_to, log_to_terminal
 from replica.messages import Command, Failed, Malformed, Ready, StepReport, encode, read_command
 from replica.model.cpu.pack import choose, pack
-from replica.model.cpu.slices import ask_for_short_slices
 from replica.model.decoder import Decoder
 from replica.model.loading import UnsupportedModel, load_decoder, load_spec, load_tokenizer
 from replica.model.runner import DecoderRunner
@@ -144,7 +143,6 @@ def available_cores() -> int:
 def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     """Load, warm up, and describe an engine. Raises ValueError where it cannot work."""
     started = time.perf_counter()
-    ask_for_short_slices()
     torch.set_num_threads(config.threads or available_cores())
     spec = load_spec(config.model, config.revision)
     if config.kv_tokens is not None or config.device == "cpu":
