@@ -175,14 +175,19 @@ def _tell(name: str, found: Found, alone: float, report: Report) -> None:
         report.add(f"cores.{kind}.{name}", [found.cores.get(kind, 0.0)])
 
 
-def settings(config: Path, folder: Path, haproxy: bool) -> dict[str, Any]:
-    """The configuration with tenants of this benchmark, and usage in a file of its own."""
+def settings(config: Path, folder: Path, haproxy: bool, threads: int | None) -> dict[str, Any]:
+    """The configuration with tenants of this benchmark, and usage in a file of its own.
+
+    threads: of the engine; by default what the configuration says.
+    """
     made: dict[str, Any] = yaml.safe_load(config.read_text())
     file = folder / "tenants.yaml"
     file.write_text(yaml.safe_dump(tenants()))
     [application] = made["applications"]
     application["args"] |= {"tenants": str(file), "usage": str(folder / "usage.db")}
     application.pop("deployments", None)
+    if threads is not None:
+        application["args"]["engine"]["threads"] = threads
     if haproxy:
         # The front says who asks.
         os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"
@@ -197,6 +202,7 @@ def main() -> None:
     options = parser("isolation", __doc__)
     options.add_argument("--config", type=Path, default=Path("configs/local.yaml"))
     options.add_argument("--seconds", type=float, default=15.0, help="of each attack")
+    options.add_argument("--threads", type=int, help="of the engine, in place of the configured")
     options.add_argument("--attacks", nargs="+", choices=ATTACKS, default=list(ATTACKS))
     options.add_argument(
         "--haproxy", action="store_true", help="behind Serve's HAProxy, and our front before it"
@@ -205,7 +211,9 @@ def main() -> None:
     report = Report("isolation")
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(settings(asked.config, Path(folder), asked.haproxy), module=OUR_RUN) as server,
+        running(
+            settings(asked.config, Path(folder), asked.haproxy, asked.threads), module=OUR_RUN
+        ) as server,
         _front(server) if asked.haproxy else nullcontext(server) as entered,
     ):
         measure(entered, asked.attacks, asked.seconds, report)

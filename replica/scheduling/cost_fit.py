@@ -28,6 +28,8 @@ FORGET = 0.98
 FAR = 2.0
 """A real step counts as at most so many times faster or slower than expected: it may have been
 held up by something that is not its own."""
+UNSEEN_SCORE_MS = 16.0
+"""Of the first score: a few are taken, and tell."""
 SCORES_WEIGHT = 0.1
 """Of the newest step that scored, in what a score is taken to cost."""
 NEAR = 1.15
@@ -78,7 +80,8 @@ class CostFit:
         """timed: steps that were timed at start, (work, milliseconds)."""
         self.model = CostModel()
         self._start, self._recent = _Equations(), _Equations()
-        self._score_ms = 0.0
+        self._score_ms = UNSEEN_SCORE_MS
+        self._scores_seen = False
         steps = list(timed)
         self._floor_ms = min((ms for _, ms in steps), default=0.0)
         computed = [(work, ms) for work, ms in steps if ms > NEAR * self._floor_ms]
@@ -104,7 +107,8 @@ class CostFit:
 
     def _learn_scores(self, ms: float) -> None:
         """What one took more than the model says. It teaches nothing about the rest."""
-        known = self._score_ms or ms
+        known = self._score_ms if self._scores_seen else ms
+        self._scores_seen = True
         self._score_ms = known + SCORES_WEIGHT * (ms - known)
         self.model = replace(self.model, score_ms=self._score_ms)
 
