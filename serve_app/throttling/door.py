@@ -90,7 +90,9 @@ class DoorKeeper:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if refused := self._refused(scope["state"]["tenant"].id, path in QUEUED):
+            tenant = scope.get("state", {}).get("tenant")  # what is public has none
+            refused = tenant and self._refused(tenant.id, path in QUEUED)
+            if refused:
                 await from_exception(refused).response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)

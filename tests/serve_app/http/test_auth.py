@@ -187,3 +187,8 @@ def test_a_bare_line_without_headers_is_answered(site: Site) -> None:
     with socket.create_connection((host, int(port)), timeout=10) as raw:
         raw.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_what_is_public_takes_no_post(http: httpx.Client, path: str) -> None:
+    assert http.post(path, headers={"Authorization": ""}).status_code == 405

@@ -97,7 +97,8 @@ async def test_a_client_that_asks_is_told(lines: Lines) -> None:  # noqa: F811
         for fields in ({}, {"stream": True}, {"stream": True, "n": 2}):
             phases = told(await asked(site, **fields))
             assert set(phases) == {phase.value for phase in Phase}
-            assert sum(phases.values()) == pytest.approx(lines[-1]["seconds"] * 1e3, abs=5)
+            # What passes behind the last word is in the line alone.
+            assert 0 < sum(phases.values()) <= lines[-1]["seconds"] * 1e3 + 1
         plain = await site.ask(stream=True)
         assert "Server-Timing" not in plain.headers
         assert "Timing" not in plain.text
