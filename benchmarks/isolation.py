@@ -219,9 +219,6 @@ def main() -> None:
         measure(entered, asked.attacks, asked.seconds, report)
     if asked.haproxy:
         report.figures = {f"{key}.haproxy": value for key, value in report.figures.items()}
-    if asked.json and asked.json.exists():
-        earlier = json.loads(asked.json.read_text())["figures"]
-        report.figures = earlier | report.figures
     report.write(asked.json)
 
 

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from tokenizers import Tokenizer
 
-from replica.sampling.vocabulary import unspellable, without_absent
+from replica.sampling.vocabulary import without_spellable
 from replica.scheduling.sequence import Bits, Constraint, ConstraintFailure, TokenIds
 
 LIMITS = LLParserLimits(step_max_items=5000)
@@ -33,7 +33,7 @@ class Grammars:
         eos = [token for token in eos_token_ids if token < vocab_size] or None
         # The library has the tokenizer spell what a grammar leaves no choice about: with tokens
         # that the model has not, and with special ones where text has their letters.
-        tokenizer_json = unspellable(without_absent(tokenizer_json, vocab_size))
+        tokenizer_json = without_spellable(tokenizer_json, vocab_size)
         known = max(Tokenizer.from_str(tokenizer_json).get_vocab().values()) + 1
         followed = max(vocab_size, known)
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=followed, eos_token=eos)

@@ -16,14 +16,15 @@ def without_absent(tokenizer_json: str, vocab_size: int) -> str:
     """The tokenizer without the added tokens that a model of `vocab_size` has not: what they stand
     for is spelled by others."""
     state = json.loads(tokenizer_json)
-    state["added_tokens"] = [one for one in state["added_tokens"] if one["id"] < vocab_size]
+    _drop_absent(state, vocab_size)
     return json.dumps(state)
 
 
-def unspellable(tokenizer_json: str) -> str:
-    """The tokenizer with special tokens that no text spells: whoever writes `<|im_end|>` means
+def without_spellable(tokenizer_json: str, vocab_size: int) -> str:
+    """Likewise, and with special tokens that no text spells: whoever writes `<|im_end|>` means
     these letters. They keep their ids, by which a grammar may still ask for them."""
     state = json.loads(tokenizer_json)
+    _drop_absent(state, vocab_size)
     # Text is anything that a client may write, so the new names are nothing that it can know.
     secret = secrets.token_hex(8)
     special = [one for one in state["added_tokens"] if one["special"]]
@@ -32,6 +33,10 @@ def unspellable(tokenizer_json: str) -> str:
         one["content"] = names[one["content"]]
     state["model"]["vocab"] = _renamed(state["model"]["vocab"], names)
     return json.dumps(state)
+
+
+def _drop_absent(state: dict[str, Any], vocab_size: int) -> None:
+    state["added_tokens"] = [one for one in state["added_tokens"] if one["id"] < vocab_size]
 
 
 def _renamed(vocab: Vocab, names: dict[str, str]) -> Vocab:

@@ -80,8 +80,8 @@ class CostFit:
         """timed: steps that were timed at start, (work, milliseconds)."""
         self.model = CostModel()
         self._start, self._recent = _Equations(), _Equations()
-        self._score_ms = UNSEEN_SCORE_MS
-        self._scores_seen = False
+        self._score_ms: float | None = None
+        """None until one was seen."""
         steps = list(timed)
         self._floor_ms = min((ms for _, ms in steps), default=0.0)
         computed = [(work, ms) for work, ms in steps if ms > NEAR * self._floor_ms]
@@ -107,8 +107,7 @@ class CostFit:
 
     def _learn_scores(self, ms: float) -> None:
         """What one took more than the model says. It teaches nothing about the rest."""
-        known = self._score_ms if self._scores_seen else ms
-        self._scores_seen = True
+        known = ms if self._score_ms is None else self._score_ms
         self._score_ms = known + SCORES_WEIGHT * (ms - known)
         self.model = replace(self.model, score_ms=self._score_ms)
 
@@ -124,4 +123,5 @@ class CostFit:
         error = np.einsum("si,ij,sj->s", found, left, found) - 2 * found @ right
         error[(found < 0).any(axis=1)] = np.inf
         fixed, token, key, pair = (found[np.argmin(error)] / SCALES).tolist()
-        self.model = CostModel(fixed, token, key, pair, self._floor_ms, self._score_ms)
+        score = UNSEEN_SCORE_MS if self._score_ms is None else self._score_ms
+        self.model = CostModel(fixed, token, key, pair, self._floor_ms, score)

@@ -189,3 +189,10 @@ async def _keep_offering(admission: AdmissionInProcess) -> None:
         await asyncio.sleep(0.2)
         admission.router.expire()
         admission.offer("r", SLOTS, GPU)
+
+
+async def occupy(site: MeteredSite, tenant: str = "a") -> asyncio.Task[httpx.Response]:
+    """A long request that runs."""
+    task = asyncio.create_task(site.ask(tenant, max_tokens=900))
+    await until(lambda: site.transport.engines["r"].running)
+    return task

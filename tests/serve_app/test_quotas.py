@@ -9,16 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from replica.messages import Output
 from router.messages import Outcome
 from router.policy import FairPolicy
 from router.quota import SPENT_S
-from router.tenant import Tenant
-from serve_app.fleet.mailbox import Mailbox
 from tests.router.world import Clock
-from tests.serve_app.metered_site import ADMIN_KEY, MeteredSite, key_of, metered_site, until
-from tests.serve_app.scripted_engine import STEP_GPU_S, token
-from tests.serve_app.sse import events
+from tests.serve_app.metered_site import key_of, metered_site, occupy, until
 
 HEADERS = [f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens")
            for what in ("limit", "remaining", "reset")]  # fmt: skip
@@ -33,13 +28,6 @@ def error_of(reply: httpx.Response, status: int, code: str) -> dict[str, str]:
     assert error["code"] == code
     assert re.fullmatch("[1-9][0-9]*", reply.headers["retry-after"])
     return error
-
-
-async def occupy(site: MeteredSite, tenant: str = "a") -> asyncio.Task[httpx.Response]:
-    """A long request that runs."""
-    task = asyncio.create_task(site.ask(tenant, max_tokens=900))
-    await until(lambda: site.transport.engines["r"].running)
-    return task
 
 
 async def test_a_refused_request_uses_no_unit_of_another_limit() -> None:
@@ -126,83 +114,6 @@ async def test_a_restarted_admission_does_not_forgive_the_last_minute(
             error_of(await site.ask(max_tokens=20), 429, "rate_limit_exceeded")
 
 
-async def test_a_prompt_that_is_only_scored_pays_for_itself() -> None:
-    """One token is computed for it, which usage does not tell: so it costs nothing."""
-    async with metered_site(a={"daily_budget": 1.0}) as site:
-        reply = await site.ask(echo=True, max_tokens=0, ignore_eos=False)
-        assert reply.json()["usage"]["completion_tokens"] == 0
-        await site.settled()
-        booked = site.admission.router.snapshot().usage["a"]
-        assert (booked.prompt_tokens, booked.output_tokens, site.spent()) == (5, 0, 5)
-        assert booked.outcomes[Outcome.SUCCEEDED] == 1
-
-
-def until_stop(answer: str, choice: int) -> int:
-    """Tokens of a scripted answer up to the one that completes "AB": they count up."""
-    first = token(f"{answer}-{choice}", 0)
-    return (ord("B") - first) % 200 + 1 + (200 if first == ord("B") else 0)
-
-
-async def usage_of(reply: httpx.Response) -> tuple[str, dict[str, Any]]:
-    """Id and usage of an answer, streamed or not."""
-    if reply.headers["content-type"].startswith("text/event-stream"):
-        last = events(reply.text)[-2]
-        return last["id"], last["usage"]
-    return reply.json()["id"], reply.json()["usage"]
-
-
-@pytest.mark.parametrize("paused", [False, True])
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"n": 3},
-        {"best_of": 3},
-        {"logprobs": 0},
-        {"stream": True, "stream_options": {"include_usage": True}, "n": 2},
-        {"messages": [{"role": "user", "content": "hello"}]},
-        {"include_stop_str_in_output": True},
-    ],
-    ids=str,
-)
-async def test_what_an_answer_costs_does_not_depend_on_when_it_is_read(
-    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], paused: bool
-) -> None:
-    """The engine goes on behind a stop string until it is told: nobody pays for that."""
-    get = Mailbox.get
-
-    async with metered_site(a={"tokens_per_minute": 100_000, "daily_budget": 1.0}) as site:
-
-        async def get_late(mailbox: Mailbox) -> Output:
-            """When the engine has computed all that it may."""
-            await until(lambda: mailbox.offset == mailbox.submit.sampling.max_tokens)
-            return await get(mailbox)
-
-        if paused:
-            monkeypatch.setattr(Mailbox, "get", get_late)
-        path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
-        body = {"prompt": "hello"} if path == "/v1/completions" else {}
-        body |= {"model": "text", "max_tokens": 250, "stop": ["AB"], **fields}
-        headers = {"Authorization": f"Bearer {key_of('a')}"}
-        reply = await site.calls.post(path, json=body, headers=headers)
-        answer, usage = await usage_of(reply)
-        choices = max(fields.get("n", 1), fields.get("best_of", 1))
-        counts = [until_stop(answer, choice) for choice in range(choices)]
-        assert usage["completion_tokens"] == sum(counts)
-        await site.settled()
-
-        booked = site.admission.router.snapshot().usage["a"]
-        assert booked.output_tokens == sum(counts)
-        assert booked.micro_dollars == site.spent() == choices * 5 + 2 * sum(counts)
-        [*entries] = site.admission.router.take_journal().entries
-        assert sorted(entry.used.output for entry in entries) == sorted(counts)
-        rates = site.client.rate_limits(Tenant(id="a", tokens_per_minute=100_000)).tokens
-        assert rates is not None
-        assert 0 <= rates.remaining - (100_000 - choices * 5 - sum(counts)) < 100_000 / 60
-        if paused:
-            assert booked.gpu_s == STEP_GPU_S * 250 * choices, "the GPU's own time is what it is"
-
-
 @pytest.mark.parametrize("limits", [{"requests_per_minute": 30}, {"tokens_per_minute": 750}])
 async def test_who_waits_as_long_as_told_is_served(limits: dict[str, int]) -> None:
     """C40: every limit says when to come back; the header for resets agrees."""
@@ -287,79 +198,6 @@ async def test_every_answer_tells_what_remains(stream: bool) -> None:
         assert good.headers["x-ratelimit-remaining-requests"] == "99"
 
 
-@pytest.mark.parametrize(
-    ("fields", "produced"),
-    [
-        ({}, 20),
-        ({"stream": True}, 20),
-        ({"stream": True, "stream_options": {"include_usage": True}}, 20),
-    ],
-)
-async def test_streams_and_plain_answers_cost_the_same(fields: dict, produced: int) -> None:
-    """C50"""
-    async with metered_site(a={"daily_budget": 1.0}) as site:
-        assert (await site.ask(**fields)).status_code == 200
-        await site.settled()
-        assert site.spent() == 5 + 2 * produced
-
-
-async def test_a_cut_stream_costs_what_was_generated() -> None:
-    """C50: the prompt and the tokens that the engine had made when it was stopped."""
-    async with metered_site(step_s=0.01, a={"daily_budget": 1.0}) as site:
-        body = {"model": "text", "prompt": "hello", "max_tokens": 500, "stream": True}
-        async with (
-            site.http(key_of("a")) as client,
-            client.stream("POST", "/v1/completions", json=body) as reply,
-        ):
-            async for _ in reply.aiter_lines():
-                break
-        await site.settled()
-        usage = site.admission.router.snapshot().usage["a"]
-        assert usage.outcomes[Outcome.CANCELLED] == 1
-        assert 1 <= usage.output_tokens < 100
-        assert site.spent() == 5 + 2 * usage.output_tokens
-        assert site.admission.router.snapshot().tenants["a"].held_micro_dollars == 0
-
-
-async def test_five_cut_streams_are_five_cancelled_requests() -> None:
-    """C59, R49: each in exactly one class, and the totals agree."""
-    async with metered_site(step_s=0.01, a={}) as site:
-
-        async def cut() -> None:
-            body = {"model": "text", "prompt": "hello", "max_tokens": 900, "stream": True}
-            async with (
-                site.http(key_of("a")) as client,
-                client.stream("POST", "/v1/completions", json=body) as reply,
-            ):
-                async for _ in reply.aiter_lines():
-                    break
-
-        await asyncio.gather(*(cut() for _ in range(5)))
-        assert (await site.ask(n=2)).status_code == 200
-        await site.settled()
-        usage = site.admission.router.snapshot().usage["a"]
-        assert usage.outcomes[Outcome.CANCELLED] == 5
-        assert usage.outcomes[Outcome.SUCCEEDED] == 2
-        journal = site.admission.router.take_journal().entries
-        assert sum(entry.used.output for entry in journal) == usage.output_tokens
-        assert site.admission.router.snapshot().tenants["a"].running == 0
-
-
-async def test_an_engine_that_fails_costs_what_it_generated() -> None:
-    """C50: the rule for errors."""
-    async with metered_site(step_s=0.01, a={"daily_budget": 1.0}) as site:
-        running = await occupy(site)
-        engine = site.transport.engines["r"]
-        await asyncio.sleep(0.1)
-        [(request_id, _)] = engine.running
-        engine.give_up(request_id, "out of luck")
-        assert (await running).status_code == 500
-        await site.settled()
-        usage = site.admission.router.snapshot().usage["a"]
-        assert usage.outcomes[Outcome.FAILED] == 1
-        assert site.spent() == 5 + 2 * usage.output_tokens > 5
-
-
 async def test_a_tenant_has_its_own_context_and_models() -> None:
     tenants = {"short": {"max_context": 10}, "other": {"models": ["else"]}, "a": {}}
     async with metered_site(**tenants) as site:
@@ -413,61 +251,6 @@ async def test_a_flood_does_not_keep_a_newcomer_waiting() -> None:
         assert reply.status_code == 200
         assert sum(task.done() for task in hogs) <= 16
         assert {(await task).status_code for task in hogs} == {200}
-
-
-async def test_administrators_see_tenants_and_usage_and_nobody_else_does() -> None:
-    async with metered_site(a=METERED | {"daily_budget": 1.0}, b={}) as site:
-        await site.ask(max_tokens=10)
-        await site.ask("b", max_tokens=10)
-        await site.settled()
-        for key in (None, key_of("a"), "wrong"):
-            async with site.http(key) as client:
-                for path in ("/admin/tenants", "/admin/usage", "/admin/scaling"):
-                    assert (await client.get(path)).status_code == 401
-                    assert (await client.get(f"{path}%0A")).status_code in (401, 404)
-        async with site.http(ADMIN_KEY) as client:
-            assert (await client.get("/v1/models")).status_code == 401
-            tenants = await client.get("/admin/tenants")
-            assert [each["id"] for each in tenants.json()["data"]] == ["a", "b"]
-            assert tenants.json()["data"][0]["tokens_per_minute"] == 10_000
-            assert list(tenants.json()["data"][0]["spent"].values()) == [25e-6]
-            assert "sha256" not in tenants.text
-            span = {"from": "2027-01-01", "to": "2028-01-01T00:00:00Z"}
-            told = (await client.get("/admin/usage", params=span)).json()
-            usage, cost = told["data"], told["cost"]
-            of_one = (await client.get("/admin/usage", params=span | {"tenant": "a"})).json()
-            assert [row["tenant"] for row in of_one["data"]] == ["a"]
-            assert "cost" not in of_one
-            assert [(row["tenant"], row["output_tokens"]) for row in usage] == [
-                ("a", 10),
-                ("b", 10),
-            ]
-            assert [(row["gpu_seconds"], row["gpu_dollars"]) for row in usage] == [
-                (2.5, pytest.approx(0.0025)),
-                (2.5, pytest.approx(0.0025)),
-            ]
-            assert cost["gpu_seconds"] == {
-                "succeeded": 5.0,
-                "cancelled": 0.0,
-                "failed": 0.0,
-                "open": 1.0,
-                "surplus": 1.0,
-                "bubble": 0.5,
-                "starved": 0.25,
-                "spare": 12.0,
-                "starting": 20.25,
-            }
-            assert cost["gpu_dollars"] == pytest.approx(0.040)
-            assert cost["good_responses"] == 2
-            assert cost["gpu_dollars_per_good_response"] == pytest.approx(0.020)
-            table = await client.get("/admin/usage", params=span | {"tenant": "a", "format": "csv"})
-            head, row = table.text.splitlines()
-            assert head.startswith("hour,tenant,model,prompt_tokens")
-            assert row.split(",")[-3:-1] == ["2.5e-05", "2.5"]
-            assert (await client.get("/admin/usage?from=soon")).status_code == 400
-            assert (await client.get("/admin/usage?from=1e400")).status_code == 400
-            assert (await client.get("/admin/usage?format=xml")).status_code == 400
-            assert (await client.post("/admin/usage")).status_code == 405
 
 
 @pytest.mark.parametrize(
