@@ -33,6 +33,7 @@ Attack: TypeAlias = Callable[["Sender"], Coroutine[Any, Any, Counter[str]]]
 UNCHARGED = "uncharged"
 TOGETHER = 8
 """Requests open at a time."""
+FLOOD_PERIOD_S, FLOOD_TOKENS = 0.01, 64
 MAX_CONNECTIONS = 4200
 """More than HAProxy has room for by default."""
 CHAT = '"messages": [{"role": "user", "content": "x"}]'
@@ -147,6 +148,35 @@ def charged(answer: httpx.Response) -> bool:
     return paid or answer.status_code == 429
 
 
+async def _flood(sender: Sender) -> Counter[str]:
+    """A request every hundredth of a second, whatever becomes of those before it."""
+    answers, until = Counter[str](), time.monotonic() + sender.seconds
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {sender.key}"}
+    body = f'{{"model": "{sender.model}", {CHAT}, "max_tokens": {FLOOD_TOKENS}}}'
+    url = sender.url + "/v1/chat/completions"
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        try:
+            answer = await client.post(url, content=body, headers=headers)
+        except httpx.TransportError as error:
+            answers[type(error).__name__] += 1
+        else:
+            answers[str(answer.status_code)] += 1
+
+    transport = httpx.AsyncHTTPTransport(local_address=sender.address, limits=httpx.Limits())
+    async with httpx.AsyncClient(timeout=120, transport=transport) as client:
+        open_requests = set[asyncio.Task[None]]()
+        while time.monotonic() < until:
+            task = asyncio.create_task(ask(client))
+            open_requests.add(task)
+            task.add_done_callback(open_requests.discard)
+            await asyncio.sleep(FLOOD_PERIOD_S)
+        for task in open_requests:
+            task.cancel()
+        await asyncio.gather(*open_requests, return_exceptions=True)
+    return answers
+
+
 async def _burn(sender: Sender) -> Counter[str]:
     until = time.monotonic() + sender.seconds
     while time.monotonic() < until:
@@ -179,7 +209,8 @@ def main() -> None:
     kind, url, key, model, seconds, address = sys.argv[1:]
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         sys.exit("only a server on this machine is attacked")
-    attack = _burn if kind == "burn" else ATTACKS[kind](model)
+    others = {"burn": _burn, "flood": _flood}
+    attack = others.get(kind) or ATTACKS[kind](model)
     print("ready", flush=True)
     answers = asyncio.run(attack(Sender(url, key, model, float(seconds), address)))
     print(json.dumps(answers))

@@ -1,19 +1,24 @@
-"""Fairness on a live server: weights 1:3 under overload, and a tenant that arrives late.
+"""Fairness on a live server: shares by weight, a tenant that arrives late, and a flood.
 
 Two tenants keep more requests open than the server has room for. Their shares of output tokens
 are compared with their weights. Then one floods alone, and the other's first request comes late:
-how long it waits for its first token is compared with what the flood's requests wait.
+how long it waits for its first token is compared with what the flood's requests wait. At last one
+asks far more often than it may, and the other's first tokens are compared with those alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 from openai import AsyncOpenAI
 
 from benchmarks.client import Answer, Flood, stream
@@ -24,9 +29,11 @@ WEIGHTS = {"demo-alice": 1, "demo-bob": 3}
 OPEN_REQUESTS = 32
 ANSWER_TOKENS = (8, 16, 24, 32)
 """Lengths of answers, in turn: equal ones would all end in the same step."""
-RAMP_S = 20.0
-"""Whoever comes first fills the idle server; the other is then served until they are even."""
 ALONE_S = 15.0
+"""So long a flood lasts before what is beside it is looked at."""
+FLOODER, VICTIM, VICTIM_TOKENS = "demo-alice", "demo-bob", 8
+PAUSE_S = 0.2
+"""Between the victim's requests."""
 
 
 async def ask(client: AsyncOpenAI, model: str, turn: int) -> Answer:
@@ -40,19 +47,19 @@ def flood_of(server: Server, key: str) -> Flood:
     )
 
 
-def tokens_between(flood: Flood, start: float, end: float) -> int:
-    return sum(answer.tokens for when, answer in flood.finished if start <= when < end)
+def tokens_until(flood: Flood, end: float) -> int:
+    return sum(answer.tokens for when, answer in flood.finished if when < end)
 
 
 async def shares(server: Server, seconds: float) -> Counter[str]:
-    """Output tokens per tenant over `seconds` of overload, after a ramp."""
+    """Output tokens per tenant of the answers that ended within `seconds` of overload, from the
+    first request on."""
     async with AsyncExitStack() as stack:
         floods = {key: await stack.enter_async_context(flood_of(server, key)) for key in WEIGHTS}
-        await asyncio.sleep(RAMP_S)
         start = time.monotonic()
         await asyncio.sleep(seconds)
-        end = time.monotonic()
-    return Counter({key: tokens_between(flood, start, end) for key, flood in floods.items()})
+    end = start + seconds
+    return Counter({key: tokens_until(flood, end) for key, flood in floods.items()})
 
 
 async def late(server: Server) -> tuple[float, float]:
@@ -65,8 +72,32 @@ async def late(server: Server) -> tuple[float, float]:
     return answer.first_s, fmean(other.first_s for _, other in steady)
 
 
+async def first_tokens(server: Server, seconds: float) -> list[float]:
+    """Bob asks one thing after the other: seconds to each first token."""
+    until, times = time.monotonic() + seconds, list[float]()
+    client = AsyncOpenAI(base_url=server.base_url, api_key=VICTIM, max_retries=0)
+    async with client:
+        while time.monotonic() < until:
+            answer = await stream(client, server.model, "Once upon a time", VICTIM_TOKENS)
+            times.append(answer.first_s)
+            await asyncio.sleep(PAUSE_S)
+    return times
+
+
+def flooded(server: Server, seconds: float) -> tuple[list[float], dict[str, int]]:
+    """Bob's first tokens while alice floods from a process of her own; her answers by status."""
+    url = server.base_url.removesuffix("/v1")
+    flood = ["flood", url, FLOODER, server.model, str(seconds + ALONE_S), "127.0.0.1"]
+    command = [sys.executable, "-m", "benchmarks.attacks", *flood]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attack:
+        time.sleep(ALONE_S)
+        times = asyncio.run(first_tokens(server, seconds))
+        said, _ = attack.communicate(timeout=seconds + 120)
+    return times, json.loads(said.splitlines()[-1])
+
+
 def measure(report: Report, config: Path, seconds: float, runs: int) -> None:
-    """Add the figures of both scenarios."""
+    """Add the figures of shares and of who comes late."""
     with serving(config) as server:
         for run in range(runs):
             tokens = asyncio.run(shares(server, seconds))
@@ -74,7 +105,31 @@ def measure(report: Report, config: Path, seconds: float, runs: int) -> None:
             print(f"run {run}: {dict(tokens)}, share of bob {tokens['demo-bob'] / total:.4f}")
             report.figures[f"live_ratio.run{run}"] = tokens["demo-bob"] / tokens["demo-alice"]
         ratios = [report.figures[f"live_ratio.run{run}"] for run in range(runs)]
-        report.add("share_error.live_weights", [abs(ratio / 3 - 1) for ratio in ratios])
+        report.add("live_share_error", [_share_error(ratio) for ratio in ratios])
         waits = [asyncio.run(late(server)) for _ in range(runs)]
         report.add("first_token_s.late", [late_s for late_s, _ in waits])
         report.add("first_token_s.flood", [flood_s for _, flood_s in waits])
+
+
+def _share_error(ratio: float) -> float:
+    """How far alice's share is from a quarter, as a part of all."""
+    return abs(1 / (1 + ratio) - 1 / 4)
+
+
+def measure_flood(report: Report, config: Path, seconds: float, runs: int) -> None:
+    """Add the figures of the flood."""
+    ratios: dict[int, list[float]] = {50: [], 95: []}
+    with serving(config) as server:
+        asyncio.run(first_tokens(server, 5))
+        for run in range(runs):
+            alone = asyncio.run(first_tokens(server, seconds))
+            beside, statuses = flooded(server, seconds)
+            lasted_s = seconds + ALONE_S
+            report.figures[f"live_flood_refusals_per_s.run{run}"] = statuses["429"] / lasted_s
+            print(f"run {run}: {len(alone)} and {len(beside)} requests, flood {statuses}")
+            for p, found in ratios.items():
+                quiet_s, flooded_s = float(np.percentile(alone, p)), float(np.percentile(beside, p))
+                print(f"  p{p}: {quiet_s:.4f} s alone, {flooded_s:.4f} beside")
+                found.append(flooded_s / quiet_s)
+    for p, found in ratios.items():
+        report.add(f"live_flood_ttft_ratio_p{p}", found)

@@ -2,18 +2,20 @@
 
 Parts: `simulated` runs the scenarios under several policies side by side; `cycles` counts requests
 that are admitted, dispatched and settled in a second; `hop` times the way to Admission and back on
-a real cluster; `live` overloads a server; `on_off` does so in bursts, on a server of its own.
+a real cluster; `live` overloads a server, `flood` asks it far more often than one may; `on_off`
+overloads one in bursts. Each of these starts a server of its own.
 Pictures need matplotlib: `pip install '.[bench]'`.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from benchmarks import fair_cycles, fair_hop, fair_live, fair_on_off, fair_simulation
 from benchmarks.report import Report, parser
 
-PARTS = ("simulated", "cycles", "hop", "live", "on_off")
+PARTS = ("simulated", "cycles", "hop", "live", "flood", "on_off")
 
 
 def main() -> None:
@@ -21,9 +23,12 @@ def main() -> None:
     options.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     options.add_argument("--plots", type=Path, metavar="FOLDER", help="write pictures here")
     options.add_argument("--config", type=Path, default=Path("configs/local.yaml"))
-    options.add_argument("--seconds", type=float, default=60.0, help="length of the live overload")
+    options.add_argument("--seconds", type=float, default=45.0, help="length of the live overloads")
+    options.add_argument("--keep", action="store_true", help="keep the file's other figures")
     chosen = options.parse_args()
     report = Report("fairness")
+    if chosen.keep and chosen.json and chosen.json.exists():
+        report.figures |= json.loads(chosen.json.read_text())["figures"]
     if "simulated" in chosen.parts:
         fair_simulation.measure(report, chosen.runs, chosen.plots)
     if "cycles" in chosen.parts:
@@ -32,6 +37,8 @@ def main() -> None:
         fair_hop.measure(report, chosen.runs)
     if "live" in chosen.parts:
         fair_live.measure(report, chosen.config, chosen.seconds, chosen.runs)
+    if "flood" in chosen.parts:
+        fair_live.measure_flood(report, chosen.config, chosen.seconds, chosen.runs)
     if "on_off" in chosen.parts:
         fair_on_off.measure(report, chosen.runs)
     report.write(chosen.json)

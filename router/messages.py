@@ -1,8 +1,8 @@
 """What an ingress, a replica and the router tell each other. Plain values, no behaviour.
 
-The conversation is level-triggered: each `Sync` carries the full state of one ingress and may
-be repeated, lost or answered late without harm. Grants are repeated in every reply until the
-ingress shows the request as leased.
+The conversation is level-triggered: each `Sync` carries the state of one ingress, of what waits
+maybe the changes since an earlier one, and may be repeated, lost or answered late without harm.
+Grants are repeated in every reply until the ingress shows the request as leased.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """The whole state of one ingress."""
+    """The state of one ingress: the whole of it, but for `base`."""
 
     ingress: str
     sequence: int
@@ -129,6 +129,11 @@ class Sync:
     """By model, requests that cannot be shown yet: no replica has run that told what it serves."""
     answers: int = 0
     """HTTP answers that clients still wait for, of any kind of request."""
+    base: int | None = None
+    """The sync, answered by the router of `epoch`, that `waiting` tells the changes since: what has
+    come, or has another attempt. None where it is all that waits."""
+    gone: tuple[str, ...] = ()
+    """Ids of what may have been shown as waiting, in that sync or since, and does no more."""
     admitted: int = 0
     """The first so many of `waiting` were in a sync that was answered, and not refused; those on a
     later attempt were, too, wherever they are."""
@@ -169,6 +174,8 @@ class SyncReply:
     """By model and tenant."""
     rate_limits: dict[str, RateLimits] = field(default_factory=dict)
     """By tenant, for the tenants that the sync named."""
+    lost: bool = False
+    """The base of the sync is not known, so it is as if it had never come: all is to be shown."""
 
 
 @dataclass(frozen=True, slots=True)

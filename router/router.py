@@ -84,11 +84,12 @@ class Router:
 
     def sync(self, sync: Sync) -> SyncReply:
         """Take over the state of an ingress and answer with what is true now."""
-        ingress = self._ingresses.get(sync.ingress)
-        if ingress is None:
-            ingress = self._ingresses[sync.ingress] = Ingress(sync.ingress)
+        ingress = self._ingresses.get(sync.ingress) or Ingress(sync.ingress)
         if sync.sequence < ingress.sequence:
             return self._reply(ingress)
+        if not ingress.knows(sync, self.epoch):
+            return SyncReply(self.epoch, lost=True)
+        self._ingresses[sync.ingress], ingress.whole = ingress, True
         ingress.sequence, ingress.seen_at = sync.sequence, self._clock()
         ingress.sleepers = sync.sleepers
         resumed = sync.epoch not in (0, self.epoch)
@@ -103,18 +104,16 @@ class Router:
         newcomers = {
             info.request_id: info for info in sync.waiting if not self._still_waits(ingress, info)
         }
-        self._cancel_missing(ingress, sync)
-        waiting = {info.request_id: info for info in sync.waiting}
-        for request_id in ingress.dropped.keys() - waiting.keys():
-            del ingress.dropped[request_id]
+        for request in ingress.take_missing(sync):
+            self._end(ingress, request, Outcome.CANCELLED)
         again = {
             info.request_id
             for place, info in enumerate(sync.waiting if resumed else ())
             if place < sync.admitted or info.attempt
         }
         refusals = self._admit(ingress, newcomers.values(), again)
+        self._count_refusals(ingress, refusals, newcomers)
         refusals += ingress.dropped.values()
-        self._count_refusals(ingress, refusals, waiting)
         self._news.discard(ingress.name)
         return self._reply(ingress, refusals, {info.tenant for info in sync.waiting})
 
@@ -143,6 +142,8 @@ class Router:
         goes on to its end."""
         self._pools.retire(names)
         self._tenants = {name: one for name, one in self._tenants.items() if name not in names}
+        for ingress in self._ingresses.values() if names else ():
+            ingress.whole = False
 
     def expire(self) -> None:
         """Act on silence and on the end of the grace. To be called a few times a second."""
@@ -150,7 +151,7 @@ class Router:
         for ingress in list(self._ingresses.values()):
             silence = now - ingress.seen_at
             if silence > self._ingress_timeout_s:
-                ingress.sleepers = {}
+                ingress.sleepers, ingress.whole = {}, False
                 for request in ingress.requests.values():
                     self._pool(request).release(request)
             if silence > self._forget_s:
@@ -258,13 +259,8 @@ class Router:
             self._pool(request).enqueue(request, front=again)
         elif request.state is State.LEASED:
             request.state = State.GRANTED
+            ingress.granted[info.request_id] = request
         return True
-
-    def _cancel_missing(self, ingress: Ingress, sync: Sync) -> None:
-        shown = {info.request_id for info in sync.waiting}
-        shown.update(lease.request.request_id for lease in sync.leases)
-        for request_id in ingress.requests.keys() - shown:
-            self._end(ingress, ingress.requests[request_id], Outcome.CANCELLED)
 
     def _admit(
         self, ingress: Ingress, newcomers: Iterable[RequestInfo], again: Set[str]
@@ -307,9 +303,12 @@ class Router:
         """Each one once, however often the ingress asks before it has heard."""
         ids = {refusal.request_id for refusal in refusals}
         for request_id in ids - ingress.refused:
-            if infos[request_id].tenant in self._tenants:
-                self.accounts.ledger.refuse(infos[request_id])
+            self._count_refusal(infos[request_id])
         ingress.refused = ids
+
+    def _count_refusal(self, info: RequestInfo) -> None:
+        if info.tenant in self._tenants:
+            self.accounts.ledger.refuse(info)
 
     def _enter(
         self, ingress: Ingress, group: Sequence[RequestInfo], again: bool = False
@@ -318,7 +317,7 @@ class Router:
         refusal = self._gate.admit(*requests, again=again)
         if refusal is not None:
             return for_all(group, refusal)
-        ingress.requests.update((request.info.request_id, request) for request in requests)
+        ingress.add(requests)
         return []
 
     def _starts_at_once(self, info: RequestInfo) -> bool:
@@ -329,6 +328,7 @@ class Router:
         ingress = self._ingresses.get(request.ingress)
         if ingress is not None and ingress.requests.get(request.info.request_id) is request:
             self._end(ingress, request, None)
+            self._count_refusal(request.info)
             ingress.dropped[request.info.request_id] = self._gate.overdue(request.info)
             self._news.add(ingress.name)
 
@@ -340,7 +340,8 @@ class Router:
         return Request(info, ingress, estimates.output(info.tenant, info.max_tokens))
 
     def _add(self, ingress: Ingress, info: RequestInfo) -> Request:
-        request = ingress.requests[info.request_id] = self._new(ingress.name, info)
+        request = self._new(ingress.name, info)
+        ingress.add([request])
         return request
 
     def _open(self, request: Request, produced: int, cached: int | None, resumed: bool) -> None:
@@ -361,7 +362,7 @@ class Router:
         slo_met: bool = False,
     ) -> None:
         self._pool(request).end(request, outcome, slo_met=slo_met)
-        del ingress.requests[request.info.request_id]
+        ingress.remove(request)
 
     def _slo_met(self, ending: Ending) -> bool:
         tenant = self._tenants.get(ending.request.tenant)
@@ -376,16 +377,14 @@ class Router:
 
     def _dispatch(self) -> None:
         if not self._in_grace():
-            self._news.update(request.ingress for request in self._pools.dispatch())
+            for request in self._pools.dispatch():
+                self._ingresses[request.ingress].granted[request.info.request_id] = request
+                self._news.add(request.ingress)
 
     def _reply(
-        self,
-        ingress: Ingress,
-        refusals: Iterable[Refusal] = (),
-        asking: Iterable[str] = (),
+        self, ingress: Ingress, refusals: Iterable[Refusal] = (), asking: Iterable[str] = ()
     ) -> SyncReply:
-        requests = ingress.requests.values()
-        tenants = {request.info.tenant for request in requests}.union(ingress.settled.values())
+        tenants = ingress.tenants.keys() | ingress.settled.values()
         quotas = self.accounts.quotas
         return SyncReply(
             epoch=self.epoch,

@@ -161,8 +161,9 @@ class Admission:
         """
         sync = msgspec.msgpack.decode(data, type=Sync)
         self._answers[sync.ingress] = _Answers(sync.answers, time.monotonic())
-        self._book.show(sync)
         reply = self._router.sync(sync)
+        if not reply.lost:
+            self._book.show(sync)
         self._tell(answered=sync.ingress)
         return msgspec.msgpack.encode(reply)
 

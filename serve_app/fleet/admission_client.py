@@ -1,8 +1,9 @@
 """The ingress side of the conversation with Admission.
 
-Level-triggered: every sync carries all that this ingress waits for, holds and has ended, so a
-lost, late or repeated one does no harm, and an Admission that restarts learns everything from
-the next one. The module knows neither Ray nor HTTP nor tokens: Admission is two callables.
+Level-triggered: every sync carries all that this ingress holds and has ended, and what it waits for
+or how that has changed since an answer. A lost, late or repeated one does no harm, and an Admission
+that restarts asks for everything. The module knows neither Ray nor HTTP nor tokens: Admission is
+two callables.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from router.messages import (
 from router.tenant import Tenant
 from serve_app.fleet import background
 from serve_app.fleet.calls import answered
-from serve_app.fleet.held import Lease, Waiting
+from serve_app.fleet.held import Lease, Sleeper, Waiting
 from serve_app.fleet.orders import NO_ORDERS, Orders
 from serve_app.fleet.refill import after, left
+from serve_app.fleet.waiting_set import WaitingSet
 from serve_app.protocol.backend import Stopped
 from serve_app.throttling.door import Door
 
@@ -43,6 +45,8 @@ SYNC_PERIOD_S = 0.25
 SYNC_TIMEOUT_S = 0.4
 """A call to a deployment blocks while it has no replica."""
 RETRY_S = 0.05
+FULL_S = 10.0
+"""So often everything is shown, although changes would do."""
 AWAY_S = 1.0
 """Admission answers several times a second; after this silence it is away."""
 WATCH_TIMEOUT_S = 10.0
@@ -76,15 +80,6 @@ class Hint:
     """The present one, if the ingress has another."""
 
 
-@dataclass(eq=False, slots=True)
-class Sleeper:
-    """A request that waits for a first replica."""
-
-    model: str
-    error: Exception | None = None
-    """Why it had better not wait any longer."""
-
-
 _Told: TypeAlias = tuple[float, RateLimits]
 """When, and what."""
 
@@ -114,10 +109,9 @@ class AdmissionClient:
         self._sync, self._watch, self._on_notice = sync, watch, on_notice
         self._answers = answers
         self._sequence = 0
-        self._answered = 0
-        """The last sync that was answered."""
+        self._full_at = float("-inf")
         self._answered_at = float("-inf")
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting = WaitingSet()
         self._leases: dict[str, Lease] = {}
         self._endings: dict[str, Ending] = {}
         self._returned: dict[str, Lease] = {}
@@ -170,7 +164,7 @@ class AdmissionClient:
         earlier = self._leases.pop(request.request_id, None)
         granted: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
         waiting = Waiting(request, granted, time.monotonic(), earlier)
-        self._waiting[request.request_id] = waiting
+        self._waiting.add(waiting)
         self._changed.set()
         return await granted
 
@@ -252,7 +246,7 @@ class AdmissionClient:
         nothing. One that is cancelled while it runs keeps its place until its engine has let go
         of it and told what it took.
         """
-        waiting, lease = self._waiting.pop(request_id, None), self._leases.get(request_id)
+        waiting, lease = self._waiting.leave(request_id), self._leases.get(request_id)
         if waiting is not None and waiting.earlier is not None:
             self._endings[request_id] = waiting.earlier.ending(outcome)
         elif lease is not None and lease.bill_by and outcome is Outcome.CANCELLED:
@@ -313,16 +307,15 @@ class AdmissionClient:
 
     def _state(self) -> Sync:
         self._sequence += 1
-        admitted = 0
-        for waiting in self._waiting.values():
-            waiting.shown_in = waiting.shown_in or self._sequence
-            admitted += waiting.shown_in <= self._answered
+        if (now := time.monotonic()) >= self._full_at:
+            self._full_at = now + FULL_S
+            self._waiting.show_all()
+        shown = self._waiting.show(self._sequence)
         return Sync(
             ingress=self.ingress,
             sequence=self._sequence,
             epoch=self.epoch,
-            waiting=tuple(waiting.request for waiting in self._waiting.values()),
-            admitted=admitted,
+            **shown._asdict(),
             leases=tuple(
                 LeaseInfo(lease.request, lease.replica, lease.produced, lease.cached, lease.gpu_s)
                 for lease in self._leases.values()
@@ -346,7 +339,11 @@ class AdmissionClient:
         return rates
 
     def _apply(self, reply: SyncReply) -> None:
-        self._answered_at, self._answered = time.monotonic(), self._sequence
+        self._answered_at = time.monotonic()
+        if reply.lost:
+            self._waiting.show_all()
+            self._changed.set()
+            return
         told = {name: (self._answered_at, rates) for name, rates in reply.rate_limits.items()}
         if reply.epoch == self.epoch:
             self._rates_to_repeat = self.epoch, told
@@ -360,10 +357,9 @@ class AdmissionClient:
         for request_id in reply.settled:
             self._endings.pop(request_id, None)
             self._returned.pop(request_id, None)
-        refusals = [(self._waiting.pop(each.request_id, None), each) for each in reply.refusals]
-        for waiting in self._waiting.values():
-            if waiting.shown_in == self._sequence:
-                self.door.answer(waiting.request.tenant, None)
+        refusals = [(self._waiting.leave(each.request_id), each) for each in reply.refusals]
+        for waiting in self._waiting.heard(self._sequence):
+            self.door.answer(waiting.request.tenant, None)
         for refused, refusal in refusals:
             if refused is not None:
                 refused.refuse(refusal)
@@ -392,7 +388,7 @@ class AdmissionClient:
         if waiting is None or waiting.request.attempt != grant.attempt:
             return
         if not waiting.granted.done():
-            del self._waiting[grant.request_id]
+            self._waiting.leave(grant.request_id)
             self.door.moved(waiting.request.tenant)
             self._leases[grant.request_id] = waiting.lease(grant)
             waiting.granted.set_result(grant)

@@ -68,3 +68,12 @@ class Waiting:
         return replace(
             self.earlier, request=request, replica=grant.replica, earlier_gpu_s=earlier_gpu_s
         )
+
+
+@dataclass(eq=False, slots=True)
+class Sleeper:
+    """A request that waits for a first replica."""
+
+    model: str
+    error: Exception | None = None
+    """Why it had better not wait any longer."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from router.messages import RequestInfo, Sync
+from router.messages import LeaseInfo, RequestInfo, Sync
 from serve_app.protocol.backend import Stopped
 
 TOLD_S = 60.0
@@ -50,6 +50,15 @@ def answer_id(request: RequestInfo) -> str:
     return request.request_id.rpartition("-")[0]
 
 
+@dataclass(slots=True)
+class _Shown:
+    """What an ingress has shown."""
+
+    sequence: int = -1
+    waiting: dict[str, RequestInfo] = field(default_factory=dict)
+    leases: tuple[LeaseInfo, ...] = ()
+
+
 class OrderBook:
     """Admission's list of orders, with what each ingress has shown last."""
 
@@ -58,7 +67,7 @@ class OrderBook:
         """False of a tenant that was resumed."""
         self._stopped: dict[str, float] = {}
         """When that was, by id."""
-        self._shown: dict[str, Sync] = {}
+        self._shown: dict[str, _Shown] = {}
 
     @property
     def orders(self) -> Orders:
@@ -86,8 +95,16 @@ class OrderBook:
         return bool(news)
 
     def show(self, sync: Sync) -> None:
-        """What an ingress has now."""
-        self._shown[sync.ingress] = sync
+        """What an ingress has now, or what has changed since it showed that last."""
+        shown = self._shown.setdefault(sync.ingress, _Shown())
+        if sync.sequence < shown.sequence:
+            return
+        shown.sequence, shown.leases = sync.sequence, sync.leases
+        if sync.base is None:
+            shown.waiting = {}
+        for request_id in sync.gone:
+            shown.waiting.pop(request_id, None)
+        shown.waiting |= {info.request_id: info for info in sync.waiting}
 
     def forget(self, ingresses: Collection[str]) -> None:
         """All but these are gone."""
@@ -119,6 +136,6 @@ class OrderBook:
 
     def _open(self) -> Iterator[tuple[RequestInfo, str, int]]:
         """With its replica, if it runs, and its output."""
-        for sync in self._shown.values():
-            yield from ((info, "", 0) for info in sync.waiting)
-            yield from ((lease.request, lease.replica, lease.produced) for lease in sync.leases)
+        for shown in self._shown.values():
+            yield from ((info, "", 0) for info in shown.waiting.values())
+            yield from ((lease.request, lease.replica, lease.produced) for lease in shown.leases)

@@ -1,15 +1,13 @@
 """Reads the JSON body of a request, and no more of it than is allowed.
 
-Nothing is built of a body that holds too much, and a large one is read in a thread: one of each
-tenant at a time, so that nobody waits behind all those of another.
+Nothing is built of a body that holds too much, and a large one is read in a thread, where
+tenants take turns.
 """
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
@@ -18,11 +16,14 @@ from serve_app.protocol.errors import ApiError, from_validation, invalid
 from serve_app.protocol.json_parts import MAX_PARTS, MAX_VALUES, Allowance
 from serve_app.telemetry import records
 from serve_app.telemetry.breakdown import Phase
+from serve_app.throttling.fair_work import FairWork
 
 M = TypeVar("M", bound=BaseModel)
 
 LARGE_BYTES = 64 * 1024
 """What is smaller is read at once: whatever it holds, within milliseconds."""
+MAX_WAITING = 64
+"""Large ones of one tenant, in memory already."""
 
 
 class Bodies:
@@ -30,25 +31,21 @@ class Bodies:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._thread = ThreadPoolExecutor(1, "bodies")
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._work = FairWork("large bodies", threads=1, max_waiting=MAX_WAITING)
 
     async def read(self, request: Request, kind: type[M]) -> M:
         """The body as a checked `kind`.
 
         Raises ApiError: 415 if it does not call itself JSON or is compressed, 413 if it is too
-        large, 400 if it holds too much, is not JSON or not valid. ClientDisconnect if the client
-        hangs up meanwhile.
+        large, 400 if it holds too much, is not JSON or not valid. Refused if it is large and its
+        tenant has sent too many such. ClientDisconnect if the client hangs up meanwhile.
         """
         _require_plain_json(request)
         body = await self._receive(request)
         records.current().breakdown.enter(Phase.PREPARE)
         if len(body) <= LARGE_BYTES:
             return parse(kind, body)
-        turn = self._turns.setdefault(request.state.tenant.id, asyncio.Lock())
-        async with turn:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, parse, kind, body)
+        return await self._work.ask(request.state.tenant.id, partial(parse, kind, body))
 
     async def _receive(self, request: Request) -> bytes:
         announced = request.headers.get("content-length", "")

@@ -65,6 +65,21 @@ def test_an_older_sync_changes_nothing_and_hears_the_present_state():
     assert desk.snapshot().ingresses == {"i": 1}
 
 
+def test_changes_since_what_was_never_heard_change_nothing():
+    """It is to be shown everything: by a router that has forgotten it, or is another."""
+    desk = Desk(slots=1)
+    desk.sync(*infos(3))
+    known = desk.snapshot()
+    seen = desk.sequence
+    for epoch, base in ((EPOCH, seen + 1), (EPOCH - 1, seen), (EPOCH + 1, seen)):
+        reply = desk.router.sync(Sync("i", seen + 2, epoch, gone=("a0",), base=base))
+        assert reply.lost
+        assert desk.snapshot() == known
+    assert desk.router.sync(Sync("j", 2, EPOCH, base=1)).lost
+    assert not desk.router.sync(Sync("i", seen + 2, EPOCH, gone=("a1",), base=seen)).lost
+    assert desk.snapshot().ingresses == {"i": 2}
+
+
 def test_a_repeated_sync_changes_nothing():
     desk = Desk(slots=2, a={"max_queued": 1})
     desk.sync(info("x"), info("y"))

@@ -91,6 +91,8 @@ class Ingress:
 class World:
     """Every id ends once at most: `ended` is written through `_end` alone."""
 
+    ingress_of, router_of = Ingress, Router
+
     def __init__(
         self,
         tenants: Tenants,
@@ -121,7 +123,7 @@ class World:
         self.restart_router()
 
     def restart_router(self) -> None:
-        self.router = Router(
+        self.router = self.router_of(
             self.tenants,
             epoch=next(self._epochs),
             policy=self.policy,
@@ -133,7 +135,7 @@ class World:
         self.booked = set()
 
     def add_ingress(self) -> Ingress:
-        ingress = Ingress(f"ingress-{next(self._names)}")
+        ingress = self.ingress_of(f"ingress-{next(self._names)}")
         self.ingresses[ingress.name] = ingress
         return ingress
 
@@ -182,7 +184,7 @@ class World:
         """The sync reaches the router; its reply goes nowhere yet."""
         stale = sync.sequence < self._last_sequence(sync.ingress)
         reply = self.router.sync(sync)
-        if not stale:
+        if not stale and not reply.lost:
             refused = {refusal.request_id for refusal in reply.refusals}
             shown = [
                 *sync.waiting,

@@ -9,7 +9,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from router.messages import Outcome, RequestInfo
+from router.messages import Outcome, RequestInfo, Sync
 from serve_app.fleet import orders
 from serve_app.fleet.orders import OrderBook, Orders
 from serve_app.protocol.limits import Limits
@@ -129,3 +129,16 @@ def test_what_was_stopped_is_told_for_a_while_only(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert book.orders == Orders()
     assert not book._stopped
+
+
+def test_what_waits_is_known_by_its_changes() -> None:
+    def infos(*names: str) -> tuple[RequestInfo, ...]:
+        return tuple(RequestInfo(f"{name}-0", "t", 1, 1) for name in names)
+
+    book = OrderBook()
+    book.show(Sync("i", 1, 1, waiting=infos("a", "b")))
+    book.show(Sync("i", 2, 1, waiting=infos("c"), gone=("a-0",), base=1))
+    book.show(Sync("i", 1, 1, waiting=infos("a", "b")))  # late
+    assert [each["id"] for each in book.requests(None)] == ["b", "c"]
+    book.show(Sync("i", 3, 1, waiting=infos("c")))
+    assert [each["id"] for each in book.requests(None)] == ["c"]

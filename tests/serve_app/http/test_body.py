@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,8 @@ import pytest
 from fastapi import Request
 
 from router.tenant import Tenant
-from serve_app.http.body import LARGE_BYTES, Bodies, parse
+from serve_app.http.body import LARGE_BYTES, MAX_WAITING, Bodies, parse
+from serve_app.protocol.backend import Refused
 from serve_app.protocol.errors import ApiError
 from serve_app.protocol.requests import ChatRequest, CompletionRequest
 from tests.serve_app.conftest import LIMITS, Site
@@ -196,17 +198,36 @@ async def test_one_tenants_large_bodies_keep_nobody_waiting(
     monkeypatch.setattr("serve_app.http.body.parse", slow)
     bodies = Bodies(1 << 20)
 
-    async def read(tenant: str) -> None:
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": tenant.encode() * (LARGE_BYTES + 1)}
-
-        headers = [(b"content-type", b"application/json")]
-        state = {"tenant": Tenant(id=tenant)}
-        scope = {"type": "http", "headers": headers, "state": state}
-        await bodies.read(Request(scope, receive), ChatRequest)
-
-    await asyncio.gather(*(read("a") for _ in range(10)), read("b"))
+    await asyncio.gather(*(read(bodies, "a") for _ in range(10)), read(bodies, "b"))
     assert order.index("b") <= 1
+
+
+async def read(bodies: Bodies, tenant: str) -> None:
+    """A large body of the tenant's."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": tenant.encode() * (LARGE_BYTES + 1)}
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "headers": headers, "state": {"tenant": Tenant(id=tenant)}}
+    await bodies.read(Request(scope, receive), ChatRequest)
+
+
+async def test_too_many_large_bodies_of_one_tenant_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each lies in memory until it is read."""
+    go_on = threading.Event()
+    monkeypatch.setattr("serve_app.http.body.parse", lambda kind, body: go_on.wait(10))
+    bodies = Bodies(1 << 20)
+    many = [asyncio.create_task(read(bodies, "a")) for _ in range(MAX_WAITING + 3)]
+    await asyncio.sleep(0.05)
+    other = asyncio.create_task(read(bodies, "b"))
+    go_on.set()
+    results = await asyncio.gather(*many, other, return_exceptions=True)
+    refused = [type(result) for result in results if result is not None]
+    assert refused == [Refused, Refused]
+    assert results[-1] is None
 
 
 def test_a_flood_of_hostile_bodies_holds_up_nobody(site: Site, http: httpx.Client) -> None:
