@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import resource
 import socket
@@ -25,7 +26,7 @@ from itertools import count
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
 
 Request: TypeAlias = tuple[str, str]
 """Path and body."""
@@ -33,7 +34,10 @@ Attack: TypeAlias = Callable[["Sender"], Coroutine[Any, Any, Counter[str]]]
 UNCHARGED = "uncharged"
 TOGETHER = 8
 """Requests open at a time."""
-FLOOD_PERIOD_S, FLOOD_TOKENS = 0.01, 64
+MANY_TOGETHER = 800
+FLOOD_PERIOD_S = 0.01
+PATIENT = 19
+"""Niceness: an attacker has a machine of its own, and takes no time of the server's."""
 MAX_CONNECTIONS = 4200
 """More than HAProxy has room for by default."""
 CHAT = '"messages": [{"role": "user", "content": "x"}]'
@@ -92,31 +96,52 @@ class Sender:
     address: str
     """Of this machine, that it sends from."""
 
-    async def send(self, requests: list[Request]) -> Counter[str]:
-        """These over and over, several at a time. Returns answers by status."""
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
+    async def send(self, requests: list[Request], together: int) -> Counter[str]:
+        """These over and over, so many at a time. Returns answers by status."""
         until, answers = time.monotonic() + self.seconds, Counter[str]()
         turns = count()
 
-        async def loop(client: httpx.AsyncClient) -> None:
+        async def loop(client: aiohttp.ClientSession) -> None:
             while time.monotonic() < until:
                 path, body = requests[next(turns) % len(requests)]
-                try:
-                    answer = await client.post(self.url + path, content=body, headers=headers)
-                except httpx.TransportError as error:
-                    answers[type(error).__name__] += 1
-                else:
-                    answers[str(answer.status_code)] += 1
-                    answers[UNCHARGED] += not charged(answer)
+                await self.ask(client, path, body, answers)
 
-        transport = httpx.AsyncHTTPTransport(local_address=self.address)
-        async with httpx.AsyncClient(timeout=60, transport=transport) as client:
+        async with self.client() as client:
             with suppress(TimeoutError):  # who attacks leaves without the last answers
                 async with asyncio.timeout(self.seconds):
-                    await asyncio.gather(*(loop(client) for _ in range(TOGETHER)))
+                    await asyncio.gather(*(loop(client) for _ in range(together)))
         return answers
+
+    async def flood(self, request: Request) -> Counter[str]:
+        """A request every hundredth of a second, whatever becomes of those before it."""
+        answers, until = Counter[str](), time.monotonic() + self.seconds
+        async with self.client() as client, asyncio.TaskGroup() as group:
+            while time.monotonic() < until:
+                group.create_task(self.ask(client, *request, answers))
+                await asyncio.sleep(FLOOD_PERIOD_S)
+        return answers
+
+    def client(self) -> aiohttp.ClientSession:
+        """Its connections are as many as its open requests."""
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        connector = aiohttp.TCPConnector(limit=0, local_addr=(self.address, 0))
+        timeout = aiohttp.ClientTimeout(total=60)
+        return aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout)
+
+    async def ask(
+        self, client: aiohttp.ClientSession, path: str, body: str, answers: Counter[str]
+    ) -> None:
+        """Count the answer by its status."""
+        try:
+            async with client.post(self.url + path, data=body) as answer:
+                await answer.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            answers[type(error).__name__] += 1
+        else:
+            answers[str(answer.status)] += 1
+            answers[UNCHARGED] += not charged(answer)
 
     async def connect(self) -> Counter[str]:
         """Connections that send half a request, and then nothing."""
@@ -141,40 +166,11 @@ class Sender:
         return outcomes
 
 
-def charged(answer: httpx.Response) -> bool:
+def charged(answer: aiohttp.ClientResponse) -> bool:
     """Whether a bucket of its sender's had to pay for it, or nothing of what it may do is left."""
-    rate = "requests" if answer.is_success else "refusals"
+    rate = "requests" if answer.ok else "refusals"
     paid = answer.headers.get(f"x-ratelimit-reset-{rate}", "0s") != "0s"
-    return paid or answer.status_code == 429
-
-
-async def _flood(sender: Sender) -> Counter[str]:
-    """A request every hundredth of a second, whatever becomes of those before it."""
-    answers, until = Counter[str](), time.monotonic() + sender.seconds
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {sender.key}"}
-    body = f'{{"model": "{sender.model}", {CHAT}, "max_tokens": {FLOOD_TOKENS}}}'
-    url = sender.url + "/v1/chat/completions"
-
-    async def ask(client: httpx.AsyncClient) -> None:
-        try:
-            answer = await client.post(url, content=body, headers=headers)
-        except httpx.TransportError as error:
-            answers[type(error).__name__] += 1
-        else:
-            answers[str(answer.status_code)] += 1
-
-    transport = httpx.AsyncHTTPTransport(local_address=sender.address, limits=httpx.Limits())
-    async with httpx.AsyncClient(timeout=120, transport=transport) as client:
-        open_requests = set[asyncio.Task[None]]()
-        while time.monotonic() < until:
-            task = asyncio.create_task(ask(client))
-            open_requests.add(task)
-            task.add_done_callback(open_requests.discard)
-            await asyncio.sleep(FLOOD_PERIOD_S)
-        for task in open_requests:
-            task.cancel()
-        await asyncio.gather(*open_requests, return_exceptions=True)
-    return answers
+    return paid or answer.status == 429
 
 
 async def _burn(sender: Sender) -> Counter[str]:
@@ -184,12 +180,14 @@ async def _burn(sender: Sender) -> Counter[str]:
     return Counter()
 
 
-def _sending(make: Callable[[str, int], Request], different: int) -> Callable[[str], Attack]:
+def _sending(
+    make: Callable[[str, int], Request], different: int, together: int = TOGETHER
+) -> Callable[[str], Attack]:
     """Bodies are made once, beforehand."""
 
     def prepared(model: str) -> Attack:
         requests = [make(model, turn) for turn in range(different)]
-        return lambda sender: sender.send(requests)
+        return lambda sender: sender.send(requests, together)
 
     return prepared
 
@@ -203,14 +201,20 @@ ATTACKS: dict[str, Callable[[str], Attack]] = {
     "connections": lambda model: Sender.connect,
 }
 """What makes each, for a model."""
+OTHERS: dict[str, Callable[[str], Attack]] = {
+    "burn": lambda model: _burn,
+    "flood": lambda model: lambda sender: sender.flood(refusals(model, 0)),
+    "crowd": _sending(refusals, 1, MANY_TOGETHER),
+}
+"""No attacks of the isolation benchmark. `crowd`: refusals on more connections than are held."""
 
 
 def main() -> None:
     kind, url, key, model, seconds, address = sys.argv[1:]
     if urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"):
         sys.exit("only a server on this machine is attacked")
-    others = {"burn": _burn, "flood": _flood}
-    attack = others.get(kind) or ATTACKS[kind](model)
+    os.nice(PATIENT)
+    attack = (ATTACKS | OTHERS)[kind](model)
     print("ready", flush=True)
     answers = asyncio.run(attack(Sender(url, key, model, float(seconds), address)))
     print(json.dumps(answers))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from openai import AsyncOpenAI
 from tqdm import tqdm
@@ -21,8 +22,11 @@ from benchmarks.workload import MODEL, TOKENS, prompts
 from replica.client import EngineClient
 from replica.config import EngineConfig
 from replica.messages import Sampling, Submit
+from replica.process import available_cores
 
 CONCURRENT = (1, 8)
+THREADS = available_cores()
+"""As many as transformers takes."""
 
 
 def peer(mode: str, count: int, runs: int, dtype: str) -> list[float]:
@@ -39,7 +43,8 @@ def peer(mode: str, count: int, runs: int, dtype: str) -> list[float]:
 
 async def engine(runs: int, dtype: str) -> dict[int, list[float]]:
     """The engine process alone, by its messages."""
-    client = await EngineClient.start(EngineConfig(model=MODEL, dtype=dtype, prefix_cache=False))  # type: ignore[arg-type]
+    options: dict[str, Any] = {"dtype": dtype, "threads": THREADS, "prefix_cache": False}
+    client = await EngineClient.start(EngineConfig(model=MODEL, **options))
     sampling = Sampling(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
     speeds: dict[int, list[float]] = {}
     for count in CONCURRENT:
@@ -88,12 +93,14 @@ def main() -> None:
         for count, speeds in asyncio.run(engine(runs, dtype)).items():
             report.add(f"tok_s.{count}.engine", speeds)
         progress.update()
-        with serving(chosen.config, dtype=dtype, prefix_cache=False) as server:
+        with serving(chosen.config, dtype=dtype, threads=THREADS, prefix_cache=False) as server:
             report.figures["ready_s"] = server.ready_s
             for count in CONCURRENT:
                 report.add(f"tok_s.{count}.http", asyncio.run(http(server, count, runs)))
         progress.update()
-        with serving(chosen.config, dtype=dtype, prefix_cache=False, overlap=False) as server:
+        with serving(
+            chosen.config, dtype=dtype, threads=THREADS, prefix_cache=False, overlap=False
+        ) as server:
             report.add("tok_s.8.http_no_overlap", asyncio.run(http(server, 8, runs)))
         progress.update()
         for name, mode in (("transformers_padded", "padded"), ("transformers_cb", "cb")):

@@ -12,18 +12,22 @@ import asyncio
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+import yaml
 from openai import AsyncOpenAI
 
 from benchmarks.client import Answer, Flood, stream
 from benchmarks.report import Report
-from benchmarks.server import Server, serving
+from benchmarks.server import OUR_RUN, Server, behind_haproxy, running, serving
+from router.tenant import digest
 
 WEIGHTS = {"demo-alice": 1, "demo-bob": 3}
 OPEN_REQUESTS = 32
@@ -32,6 +36,8 @@ ANSWER_TOKENS = (8, 16, 24, 32)
 ALONE_S = 15.0
 """So long a flood lasts before what is beside it is looked at."""
 FLOODER, VICTIM, VICTIM_TOKENS = "demo-alice", "demo-bob", 8
+FLOODER_PER_MINUTE = 60
+SETTLE_S = 5.0
 PAUSE_S = 0.2
 """Between the victim's requests."""
 
@@ -87,10 +93,10 @@ async def first_tokens(server: Server, seconds: float) -> list[float]:
 def flooded(server: Server, seconds: float) -> tuple[list[float], dict[str, int]]:
     """Bob's first tokens while alice floods from a process of her own; her answers by status."""
     url = server.base_url.removesuffix("/v1")
-    flood = ["flood", url, FLOODER, server.model, str(seconds + ALONE_S), "127.0.0.1"]
+    flood = ["flood", url, FLOODER, server.model, str(seconds + SETTLE_S), "127.0.0.1"]
     command = [sys.executable, "-m", "benchmarks.attacks", *flood]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as attack:
-        time.sleep(ALONE_S)
+        time.sleep(SETTLE_S)
         times = asyncio.run(first_tokens(server, seconds))
         said, _ = attack.communicate(timeout=seconds + 120)
     return times, json.loads(said.splitlines()[-1])
@@ -117,19 +123,40 @@ def _share_error(ratio: float) -> float:
 
 
 def measure_flood(report: Report, config: Path, seconds: float, runs: int) -> None:
-    """Add the figures of the flood."""
-    ratios: dict[int, list[float]] = {50: [], 95: []}
-    with serving(config) as server:
-        asyncio.run(first_tokens(server, 5))
-        for run in range(runs):
-            alone = asyncio.run(first_tokens(server, seconds))
-            beside, statuses = flooded(server, seconds)
-            lasted_s = seconds + ALONE_S
-            report.figures[f"live_flood_refusals_per_s.run{run}"] = statuses["429"] / lasted_s
-            print(f"run {run}: {len(alone)} and {len(beside)} requests, flood {statuses}")
-            for p, found in ratios.items():
-                quiet_s, flooded_s = float(np.percentile(alone, p)), float(np.percentile(beside, p))
-                print(f"  p{p}: {quiet_s:.4f} s alone, {flooded_s:.4f} beside")
-                found.append(flooded_s / quiet_s)
-    for p, found in ratios.items():
-        report.add(f"live_flood_ttft_ratio_p{p}", found)
+    """Add the figures of a flood of refusals, behind Serve's proxy and behind HAProxy."""
+    for suffix, haproxy in (("", False), (".haproxy", True)):
+        ratios: dict[int, list[float]] = {50: [], 95: []}
+        with _limited(config, haproxy) as server:
+            asyncio.run(first_tokens(server, SETTLE_S))
+            for run in range(runs):
+                alone = asyncio.run(first_tokens(server, seconds))
+                beside, statuses = flooded(server, seconds)
+                per_s = statuses["429"] / (seconds + SETTLE_S)
+                report.figures[f"live_flood_refusals_per_s{suffix}.run{run}"] = per_s
+                print(f"run {run}: {len(alone)} and {len(beside)} requests, flood {statuses}")
+                for p, found in ratios.items():
+                    quiet_s, flooded_s = (float(np.percentile(x, p)) for x in (alone, beside))
+                    print(f"  p{p}: {quiet_s:.4f} s alone, {flooded_s:.4f} beside", flush=True)
+                    found.append(flooded_s / quiet_s)
+        for p, found in ratios.items():
+            report.add(f"live_flood_ttft_ratio_p{p}{suffix}", found)
+
+
+@contextmanager
+def _limited(config: Path, haproxy: bool) -> Iterator[Server]:
+    """A server on which the flooder may ask once a second."""
+    settings = yaml.safe_load(config.read_text())
+    [application] = settings["applications"]
+    tenants = yaml.safe_load(Path(application["args"]["tenants"]).read_text())
+    for tenant in tenants["tenants"]:
+        if digest(FLOODER) in tenant["keys"]:
+            tenant["requests_per_minute"] = FLOODER_PER_MINUTE
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(tenants, file)
+        file.flush()
+        application["args"]["tenants"] = file.name
+        application.pop("deployments", None)
+        if haproxy:
+            behind_haproxy(settings)
+        with running(settings, module=OUR_RUN) as server:
+            yield server

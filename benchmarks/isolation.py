@@ -3,9 +3,10 @@
 A local server with a small model. A victim streams an answer and somebody asks /health, first
 alone and then beside each attack, by a tenant and without a key. What is told: the victim's
 longest gaps against those alone, how long /health takes, how many answers cost the attacker
-nothing, and which processes took how many cores. All of it shares one machine, so there is also
-a process that only takes the time an attack's client may take: what happens beside `burn` is not
-the server's doing.
+nothing, and which processes took how many cores. `refusals_per_s` is for a core of the ingress,
+whose time for the victim's stream is counted, too. All of it shares one machine, so attackers give
+way to whoever else has something to do, and there is one that only takes what time is left: what
+happens beside `burn` is not the server's doing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchmarks.attacks import ATTACKS, UNCHARGED
 from benchmarks.cpu_time import cpu_seconds
 from benchmarks.front import fronted
 from benchmarks.report import Report, parser
-from benchmarks.server import OUR_RUN, Server, running
+from benchmarks.server import OUR_RUN, Server, behind_haproxy, running
 from router.tenant import digest
 
 VICTIM = "isolation-victim"
@@ -149,18 +150,27 @@ def p99(values: list[float]) -> float:
 
 
 def measure(server: Server, kinds: Iterable[str], seconds: float, report: Report) -> None:
+    """Add what is seen beside each of the attacks."""
     alone, probes = asyncio.run(watch(server, seconds))
     report.add("victim_gap_ms_p99.alone", [p99(alone)])
     report.add("health_ms_p99.alone", [p99(probes)])
     attacks = [("burn", "burn", "", "127.0.0.1")]
     for number, kind in enumerate(kinds, 2):
-        attacks.append((kind, kind, kind, "127.0.0.1"))
+        attacks.append((kind, kind, kind, f"127.0.1.{number}"))
         attacks.append((kind, f"{kind}.no_key", "", f"127.0.0.{number}"))
     for kind, name, key, address in attacks:
         found = attacked(server, kind, key, address, seconds)
         _tell(name, found, p99(alone), report)
-        if name == "refusals":
-            report.add("refusals_per_s", [found.answers["429"] / seconds])
+
+
+def measure_refusals(server: Server, seconds: float, report: Report) -> None:
+    """Add how many there can be: more connections ask than are made to wait."""
+    crowd = attacked(server, "crowd", "refusals", "127.0.0.1", seconds)
+    cores = {name: round(cores, 2) for name, cores in crowd.cores.items()}
+    print(f"crowd: answers {crowd.answers}, cores {cores}", flush=True)
+    refused_per_s = crowd.answers["429"] / seconds
+    report.add("refusals_per_s", [refused_per_s / crowd.cores["ingress"]])
+    report.add("refusals_per_s.together", [refused_per_s])
 
 
 def _tell(name: str, found: Found, alone: float, report: Report) -> None:
@@ -191,10 +201,7 @@ def settings(config: Path, folder: Path, haproxy: bool, threads: int | None) -> 
     if haproxy:
         # The front says who asks.
         os.environ["FORWARDED_ALLOW_IPS"] = "127.0.0.1"
-        names = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
-        variables = {"env_vars": dict.fromkeys(names, "1")}
-        made["controller_options"] = {"runtime_env": variables}
-        application["runtime_env"] = variables
+        behind_haproxy(made)
     return made
 
 
@@ -217,6 +224,7 @@ def main() -> None:
         _front(server) if asked.haproxy else nullcontext(server) as entered,
     ):
         measure(entered, asked.attacks, asked.seconds, report)
+        measure_refusals(server, asked.seconds, report)
     if asked.haproxy:
         report.figures = {f"{key}.haproxy": value for key, value in report.figures.items()}
     report.write(asked.json)

@@ -40,6 +40,14 @@ def serving(config: Path, *, module: Sequence[str] = SERVE_RUN, **engine: Any) -
         yield server
 
 
+def behind_haproxy(settings: dict[str, Any]) -> None:
+    """Change a configuration, so that Serve's HAProxy is in front, as the manifests in k8s/ do."""
+    names = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
+    variables = {"env_vars": dict.fromkeys(names, "1")}
+    settings["controller_options"] = {"runtime_env": variables}
+    settings["applications"][0]["runtime_env"] = variables
+
+
 @contextmanager
 def running(settings: dict[str, Any], *, module: Sequence[str] = SERVE_RUN) -> Iterator[Server]:
     """settings: what stands in a configuration file. module: what runs it, with arguments.

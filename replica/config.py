@@ -26,7 +26,7 @@ class EngineConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     """Where it runs. `cuda` is the one GPU that Ray gives to the replica."""
     threads: int | None = None
-    """CPU threads of a forward pass; by default all cores."""
+    """CPU threads of a forward pass; by default all cores but one, where there are several."""
     max_model_len: int | None = None
     """Longest prompt plus output in tokens; by default what the model was trained for."""
     max_rows: int = 16

@@ -140,10 +140,16 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def default_threads() -> int:
+    """All cores but one, where there are several: the threads of a forward pass meet at barriers,
+    and all of them would wait for one whose core an HTTP front end has taken."""
+    return max(available_cores() - 1, 1)
+
+
 def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     """Load, warm up, and describe an engine. Raises ValueError where it cannot work."""
     started = time.perf_counter()
-    torch.set_num_threads(config.threads or available_cores())
+    torch.set_num_threads(config.threads or default_threads())
     spec = load_spec(config.model, config.revision)
     if config.kv_tokens is not None or config.device == "cpu":
         context_length(config, spec)  # what cannot work fails before the weights are loaded

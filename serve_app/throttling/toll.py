@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from router.messages import RateLimit
 from router.rate import Bucket
 from serve_app.protocol.errors import ApiError, retry_after
+from serve_app.throttling.tarpit import Tarpit
 
 BYTES_PER_UNIT = 16 * 1024
 """Of a body that was read; a refusal costs one unit besides."""
@@ -37,6 +38,7 @@ class Toll:
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._clock = limit, clock
         self._buckets: OrderedDict[Payer, Bucket] = OrderedDict()
+        self._tarpit = Tarpit(clock)
 
     async def serve(
         self, payer: Payer, app: ASGIApp, scope: Scope, receive: Receive, send: Send
@@ -51,6 +53,7 @@ class Toll:
         if bucket := self._buckets.get(payer):
             state["refusals"] = left = _left(bucket, self._clock())
             if left.remaining < 1:
+                await self._tarpit.hold(payer)
                 wait_s = bucket.wait_s(1.0, self._clock())
                 await _too_many(wait_s).response()(scope, receive, send)
                 return
@@ -63,6 +66,7 @@ class Toll:
                     self._charge(
                         payer, meter.units + (message["status"] not in NOT_THEIR_FAULT), state
                     )
+                    await self._tarpit.hold(payer)
             await send(message)
 
         try:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.front import fronted
 from serve_app.protocol.limits import Limits
 from tests.ports import free_ports
-from tests.serve_app.metered_site import MeteredSite, key_of, metered_site
+from tests.serve_app.metered_site import MeteredSite, key_of, metered_site, until
 from tests.serve_app.sse import events
 
 HEAD_S, CLIENT_S = 1, 1
@@ -135,6 +135,17 @@ async def test_answers_take_as_long_as_they_take(site: MeteredSite, front: str) 
     assert time.monotonic() - began > CLIENT_S + 0.5
     assert plain.json()["usage"]["completion_tokens"] == tokens
     assert events(stream.text)[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_hangs_up_ends_the_work(site: MeteredSite, front: str, stream: bool) -> None:
+    """Or one engine would compute for minutes what nobody reads."""
+    async with calls(front) as client:
+        asked = body(max_tokens=5000, stream=stream)
+        request = asyncio.create_task(client.post("/v1/completions", json=asked))
+        await until(lambda: not site.client.idle)
+        request.cancel()
+    await until(lambda: site.client.idle, 5)
 
 
 @pytest.mark.parametrize(
