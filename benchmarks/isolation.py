@@ -3,10 +3,10 @@
 A local server with a small model. A victim streams an answer and somebody asks /health, first
 alone and then beside each attack, by a tenant and without a key. What is told: the victim's
 longest gaps against those alone, how long /health takes, how many answers cost the attacker
-nothing, and which processes took how many cores. `refusals_per_s` is for a core of the ingress,
-whose time for the victim's stream is counted, too. All of it shares one machine, so attackers give
-way to whoever else has something to do, and there is one that only takes what time is left: what
-happens beside `burn` is not the server's doing.
+nothing, and which processes took how many cores. `refusals_per_s` is how many a core of the ingress
+makes, with nobody beside. All of it shares one machine, so attackers give way to whoever else has
+something to do, and there is one that only takes what time is left: what happens beside `burn` is
+not the server's doing.
 """
 
 from __future__ import annotations
@@ -122,13 +122,7 @@ class Found:
 
 
 def attacked(server: Server, kind: str, key: str, address: str, seconds: float) -> Found:
-    url = server.base_url.removesuffix("/v1")
-    command = [sys.executable, "-m", "benchmarks.attacks", kind, url, key, server.model]
-    with subprocess.Popen(
-        [*command, str(seconds), address], stdout=subprocess.PIPE, text=True
-    ) as attack:
-        assert attack.stdout is not None
-        attack.stdout.readline()  # its bodies are made
+    with _attack(server, kind, key, address, seconds) as attack:
         before, began = _spent(server, attack), time.monotonic()
         gaps, probes = asyncio.run(watch(server, seconds))
         lasted = time.monotonic() - began
@@ -137,6 +131,21 @@ def attacked(server: Server, kind: str, key: str, address: str, seconds: float) 
     time.sleep(SETTLE_S)
     cores = {name: (after[name] - before.get(name, 0.0)) / lasted for name in after}
     return Found(gaps, probes, json.loads(said), cores)
+
+
+@contextmanager
+def _attack(
+    server: Server, kind: str, key: str, address: str, seconds: float
+) -> Iterator[subprocess.Popen[str]]:
+    """It has made its bodies, and begins."""
+    url = server.base_url.removesuffix("/v1")
+    command = [sys.executable, "-m", "benchmarks.attacks", kind, url, key, server.model]
+    with subprocess.Popen(
+        [*command, str(seconds), address], stdout=subprocess.PIPE, text=True
+    ) as attack:
+        assert attack.stdout is not None
+        attack.stdout.readline()
+        yield attack
 
 
 def _spent(server: Server, attack: subprocess.Popen[str]) -> dict[str, float]:
@@ -164,13 +173,14 @@ def measure(server: Server, kinds: Iterable[str], seconds: float, report: Report
 
 
 def measure_refusals(server: Server, seconds: float, report: Report) -> None:
-    """Add how many there can be: more connections ask than are made to wait."""
-    crowd = attacked(server, "crowd", "refusals", "127.0.0.1", seconds)
-    cores = {name: round(cores, 2) for name, cores in crowd.cores.items()}
-    print(f"crowd: answers {crowd.answers}, cores {cores}", flush=True)
-    refused_per_s = crowd.answers["429"] / seconds
-    report.add("refusals_per_s", [refused_per_s / crowd.cores["ingress"]])
-    report.add("refusals_per_s.together", [refused_per_s])
+    """Add how many a core of the ingress makes: more connections ask than are made to wait."""
+    before = cpu_seconds(server.process.pid)["ingress"]
+    with _attack(server, "crowd", "refusals", "127.0.0.1", seconds) as attack:
+        said, _ = attack.communicate(timeout=seconds + 120)
+    spent = cpu_seconds(server.process.pid)["ingress"] - before
+    answers = json.loads(said)
+    print(f"crowd: answers {answers}, {spent:.1f} s of the ingress", flush=True)
+    report.add("refusals_per_s", [answers["429"] / spent])
 
 
 def _tell(name: str, found: Found, alone: float, report: Report) -> None:
