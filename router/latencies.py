@@ -18,6 +18,7 @@ class Latency(NamedTuple):
     """The waits of one request that had a first token, however it ended. In seconds."""
 
     model: str
+    tenant: str
     first_token_s: float
     """From its arrival, the wait for a place included."""
     token_s: float | None
@@ -36,7 +37,7 @@ class Latencies:
             return
         gaps = ending.produced - 1
         mean = (last - first) / gaps if gaps > 0 else None
-        self._new.append(Latency(ending.request.model, first, mean))
+        self._new.append(Latency(ending.request.model, ending.request.tenant, first, mean))
 
     def take(self) -> list[Latency]:
         latencies = list(self._new)

@@ -105,6 +105,11 @@ class RateLimits:
     requests: RateLimit | None = None
     tokens: RateLimit | None = None
 
+    def left(self) -> dict[str, int]:
+        """What remains, by "requests" and "tokens"."""
+        rates = {"requests": self.requests, "tokens": self.tokens}
+        return {name: rate.remaining for name, rate in rates.items() if rate is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Sync:

@@ -201,6 +201,11 @@ class Quota:
         """Micro-dollars held in all windows; 0 when nothing of the tenant is open."""
         return sum(a.held for budget in self._budgets for a in budget.accounts().values())
 
+    def unspent(self) -> dict[str, int]:
+        """Micro-dollars by period, of the budgets that have a limit."""
+        limited = (budget for budget in self._budgets if budget.limit < _UNLIMITED)
+        return {budget.period: budget.unspent(self._wall()) for budget in limited}
+
     def spent(self) -> dict[str, int]:
         """Micro-dollars by window id."""
         self._accounts()  # those of now exist

@@ -37,6 +37,7 @@ from serve_app.fleet.self_check import SelfCheck
 from serve_app.scaling.log import read_decisions
 from serve_app.scaling.signals import record_workload
 from serve_app.settings import Stamp, TenantsSource, deployment_of
+from serve_app.telemetry.exposition import Source, Sources
 from serve_app.telemetry.metrics import AdmissionMetrics
 from serve_app.usage.checkpoints import Checkpoints
 from serve_app.usage.journal import JournalWriter
@@ -124,7 +125,7 @@ class Admission:
         """By ingress."""
         self._news: set[str] = set()
         self._watchers: dict[str, asyncio.Event] = {}
-        self._metrics = AdmissionMetrics()
+        self._metrics, self._sources = AdmissionMetrics(), Sources()
         self._clock = background.start(self._keep_time(), "router-clock")
         self._watching = background.start(self._watch_tenants(), "tenants")
         self._self_check = SelfCheck(self._check)
@@ -206,6 +207,15 @@ class Admission:
             for name, offer in self._offers.items()
         )
         return ReportReply(self._waiting.get(report.model, 0) > 0, others)
+
+    async def take_metrics(self, source: Source) -> None:
+        """What a process tells of itself, every few seconds."""
+        self._sources.take(source)
+
+    async def metrics(self, ingress: str) -> list[Source]:
+        """Of all processes but this ingress."""
+        own = Source("", {}, self._metrics.instruments.gather())
+        return [own, *self._sources.others(ingress)]
 
     def record_autoscaling_stats(self) -> dict[str, int | float]:
         """Serve calls this where the number of replicas follows the load."""

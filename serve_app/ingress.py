@@ -26,6 +26,7 @@ from router.tenant import Tenant, Tenants
 from serve_app import logs, ray_private
 from serve_app.fleet import background
 from serve_app.fleet.admission_client import AdmissionClient, Hint, Notice
+from serve_app.fleet.calls import answered
 from serve_app.fleet.departure import LOOK_PERIOD_S, Departure, TurnAway
 from serve_app.fleet.fleet import Fleet
 from serve_app.fleet.membership import Membership
@@ -35,15 +36,19 @@ from serve_app.fleet.step_streams import StepStreams
 from serve_app.http.admin import AdminApi
 from serve_app.http.api import create_app
 from serve_app.http.disconnects import Disconnects
+from serve_app.http.metrics_page import MetricsPage
 from serve_app.http.models import Offer
 from serve_app.http.rate_headers import RateHeaders
 from serve_app.protocol.backend import ShuttingDown
 from serve_app.settings import AppConfig, ModelConfig, key_secret
 from serve_app.telemetry import records
+from serve_app.telemetry.exposition import Source, exposition
 from serve_app.telemetry.metrics import PERIOD_S, IngressMetrics
 from serve_app.telemetry.records import Records
 
 logger = logging.getLogger(__name__)
+
+CALL_S = 2.0
 
 
 @serve.ingress()
@@ -85,6 +90,7 @@ class Ingress:
             for model, handle in replicas.items()
         }
         self._refusals: Counter[tuple[str, str]] = Counter()
+        self._metrics = IngressMetrics()
         self._watch = background.start(self._watch_departure(), "departure")
         self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
@@ -128,9 +134,21 @@ class Ingress:
                 stop=self._admission.stop_request.remote,
             )
             layers.append(admin)
-        layers.append(Middleware(TurnAway, departure=self._departure))
-        refusals = self._refusals
-        return [*layers, Middleware(Records, refusals=refusals, request_id=ray_private.request_id)]
+        if self._config.admin_keys or self._config.metrics_from:
+            page = Middleware(
+                MetricsPage,
+                is_admin=self._config.is_admin,
+                allowed=self._config.metrics_from,
+                text=self._exposition,
+            )
+            layers.append(page)
+        recorded = Middleware(
+            Records,
+            refusals=self._refusals,
+            request_id=ray_private.request_id,
+            observe=self._metrics.observe,
+        )
+        return [*layers, Middleware(TurnAway, departure=self._departure), recorded]
 
     async def _offer(self, model: ModelConfig) -> Offer:
         streams = self._streams[model.name]
@@ -152,10 +170,26 @@ class Ingress:
             await asyncio.sleep(LOOK_PERIOD_S)
 
     async def _tell_metrics(self) -> None:
-        metrics = IngressMetrics()
         while True:
-            metrics.tell(self._refusals)
+            try:
+                await answered(self._admission.take_metrics.remote(self._measured()), CALL_S)
+            except Exception as error:
+                logger.debug("Admission did not take the metrics: %r", error)
             await asyncio.sleep(PERIOD_S)
+
+    def _measured(self) -> Source:
+        self._metrics.tell(self._refusals)
+        families = self._metrics.instruments.gather()
+        return Source(self._name, {"ingress": self._name}, families)
+
+    async def _exposition(self) -> bytes:
+        """Of this process alone while Admission is away."""
+        sources = [self._measured()]
+        try:
+            sources += await answered(self._admission.metrics.remote(self._name), CALL_S)
+        except Exception as error:
+            logger.warning("Metrics are of this ingress alone, Admission did not answer: %r", error)
+        return await asyncio.to_thread(exposition, sources, self._config.vllm_metrics)
 
     def _shut_down(self) -> None:
         """End all that waits or runs: in a moment this process is gone."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 
 from msgspec import structs
@@ -27,7 +28,8 @@ from serve_app.fleet.feed import Key
 from serve_app.fleet.membership import Membership
 from serve_app.fleet.self_check import SelfCheck
 from serve_app.scaling.signals import LoadMeter
-from serve_app.telemetry.metrics import ReplicaMetrics
+from serve_app.telemetry.exposition import Source
+from serve_app.telemetry.metrics import PERIOD_S, ReplicaMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class Replica:
         self._slots, self._lookahead = engine.max_rows + lookahead, lookahead
         self._admission = ray_private.unary(admission)
         self._host = EngineHost(await EngineClient.start(engine, logs.log_file("engine")))
-        self._metrics = ReplicaMetrics()
+        self._metrics, self._tell_at = ReplicaMetrics(self._host.ready), 0.0
         self._load = LoadMeter(self._host.ready)
         self._departure = Departure(self._name, grace_s)
         self._membership = Membership(self._departure.learn)
@@ -108,6 +110,7 @@ class Replica:
             others = await self._report()
             self._hand_back(others)
             self._host.drop_orphans()
+            await self._tell_metrics()
             await asyncio.sleep(LOOK_PERIOD_S)
 
     def _hand_back(self, others: bool) -> None:
@@ -116,11 +119,22 @@ class Replica:
         if late or (self._departure.leaves and others):
             self._host.hand_back(begun=late)
 
+    async def _tell_metrics(self) -> None:
+        if (now := time.monotonic()) < self._tell_at:
+            return
+        self._tell_at = now + PERIOD_S
+        self._metrics.tell(self._host.stats, _gpu_time(self._host.stats, self._host.starting_s))
+        labels = {"replica": self._name, "model": self._model}
+        source = Source(self._name, labels, self._metrics.instruments.gather())
+        try:
+            await answered(self._admission.take_metrics.remote(source), CALL_TIMEOUT_S)
+        except Exception as error:
+            logger.debug("Admission did not take the metrics: %r", error)
+
     async def _report(self) -> bool:
         """Returns whether another replica takes work, as far as is known."""
         ready = self._host.ready
         gpu = _gpu_time(self._host.stats, self._host.starting_s)
-        self._metrics.tell(self._host.stats, gpu)
         report = ReplicaReport(
             replica=self._name,
             slots=self._slots if self._departure.routed and not self._host.failure else 0,

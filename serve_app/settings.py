@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, IPvAnyNetwork, model_validator
 
 from replica.config import EngineConfig
 from router.policy import FairPolicy
@@ -210,6 +210,11 @@ class AppConfig(BaseModel):
     share; null keeps them in memory only."""
     admin_keys: list[Digest] = []
     """Digests of keys that may read `/admin/tenants` and `/admin/usage`."""
+    metrics_from: list[IPvAnyNetwork] = []
+    """Who may read `/metrics` without a key of an administrator's: addresses or networks, as this
+    server sees them. Behind a proxy that is the proxy's."""
+    vllm_metrics: bool = False
+    """`/metrics` tells the figures under vLLM's names, too, for dashboards and endpoint pickers."""
 
     @model_validator(mode="after")
     def _redis_is_installed(self) -> AppConfig:

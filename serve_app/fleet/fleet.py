@@ -184,7 +184,8 @@ class Fleet:
                 told = bool(submit.prior_output_ids)  # by the attempt that made them
                 cached = 0 if told else min(output.cached_tokens, len(generation.prompt_ids))
                 record.cached_tokens = max(record.cached_tokens, cached)
-                record.output_tokens = produced = len(output_ids)
+                produced = len(output_ids)
+                record.tell(produced, time.monotonic())
                 self._admission.progress(request.request_id, produced, cached, output.gpu_s)
                 is_lost = output.finish_reason in ("abort", "error")
                 if output.token_ids or not is_lost:  # the text may have ended before

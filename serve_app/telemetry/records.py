@@ -11,6 +11,7 @@ import logging
 import re
 import time
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -48,6 +49,22 @@ class Error(Protocol):
     code: str | None
 
 
+GAP_BOUNDS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0)
+"""Upper bounds of the buckets of `Gaps`."""
+
+
+@dataclass(slots=True)
+class Gaps:
+    """Between tokens, counted by length."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(GAP_BOUNDS_S) + 1))
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(GAP_BOUNDS_S, seconds)] += 1
+        self.seconds += seconds
+
+
 @dataclass(slots=True)
 class SequenceRecord:
     """One sequence of a request. Its owner writes it, and says how far it is."""
@@ -60,6 +77,8 @@ class SequenceRecord:
     """Waited for grants."""
     cached_tokens: int = 0
     output_tokens: int = 0
+    told_at: float = 0.0
+    """When its last tokens came; 0 before the first ones."""
     phase: Phase | None = Phase.ADMISSION
     """None once it has ended."""
 
@@ -68,6 +87,15 @@ class SequenceRecord:
         if phase is not self.phase:
             self.phase = phase
             self.request.advance()
+
+    def tell(self, output_tokens: int, now: float) -> None:
+        """It has so many tokens now. Tokens that come together are one behind the other in no
+        time, but for the first of them."""
+        new, self.output_tokens = output_tokens - self.output_tokens, output_tokens
+        if new > 0:
+            if self.told_at:
+                self.request.gaps.add(now - self.told_at)
+            self.told_at = now
 
 
 @dataclass(slots=True)
@@ -86,6 +114,7 @@ class RequestRecord:
     complete: bool = False
     """The client was sent all of it."""
     breakdown: Breakdown = field(default_factory=Breakdown)
+    gaps: Gaps = field(default_factory=Gaps)
 
     @property
     def tenant(self) -> str:
@@ -135,6 +164,12 @@ class RequestRecord:
         if phase is not None:
             self.breakdown.enter(phase)
 
+    def tokens(self) -> dict[str, int]:
+        """Of its prompts, of its answers, and of the longest of these."""
+        outputs = [each.output_tokens for each in self.sequences]
+        prompt = sum(each.prompt_tokens for each in self.sequences)
+        return {"prompt": prompt, "output": sum(outputs), "longest": max(outputs, default=0)}
+
     def fields(self) -> dict[str, object]:
         """What its line has beside the fields of its context; values for JSON."""
         told: dict[str, object] = {"status": self.status, "outcome": self.outcome}
@@ -168,10 +203,13 @@ class Records:
         app: ASGIApp,
         refusals: Counter[tuple[str, str]],
         request_id: Callable[[], str] = lambda: "",
+        observe: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         """refusals: by tenant and reason, counted up here. request_id: what a proxy has called
-        the request that is served, where no header says it."""
+        the request that is served, where no header says it. observe: is told of each request that
+        was let in, at its end."""
         self._app, self._refusals, self._given_id = app, refusals, request_id
+        self._observe = observe
         self._lines = _Lines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -206,6 +244,8 @@ class Records:
             return
         if outcome in ("refused", "failed"):
             self._refusals[record.tenant, record.reason] += 1
+        if record.sequences:
+            self._observe(record)
         left_out = self._lines.take(record.tenant, outcome == "refused")
         if left_out is None:
             return

@@ -15,10 +15,21 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Histogram, Metric
 
+from replica.messages import Ready
 from serve_app.scaling.log import DecisionLog
-from serve_app.telemetry.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics, RunningSum
+from serve_app.telemetry.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics
 from tests.k8s.manifests import Manifests
 
+READY = Ready(
+    model_type="m",
+    vocab_size=1,
+    eos_token_ids=(),
+    max_model_len=1,
+    max_rows=1,
+    block_size=1,
+    num_blocks=1,
+    load_s=0.0,
+)
 OF_RAY = {"application", "deployment", "replica"}
 """Labels that Ray adds to the metrics of a deployment."""
 FUNCTIONS = {"sum", "rate", "increase", "absent", "max", "max_over_time", "histogram_quantile"}
@@ -134,10 +145,9 @@ def _is_balanced(expr: str) -> bool:
 def exported() -> dict[str, set[str]]:
     """Metrics that Prometheus sees, and their own labels."""
     decisions = vars(DecisionLog())
-    ours = (AdmissionMetrics(), IngressMetrics(), ReplicaMetrics())
-    parts = [part for each in ours for part in vars(each).values()]
+    ours = (AdmissionMetrics(), IngressMetrics(), ReplicaMetrics(READY))
+    parts = [getattr(part, "_told", None) for each in ours for part in vars(each).values()]
     parts += [*decisions["_gauges"].values(), *decisions.values()]
-    parts = [one._counter if isinstance(one, RunningSum) else one for one in parts]
     named = {_exported_as(one): one for one in parts if isinstance(one, Metric)}
     found = {
         name: set(one.info["tag_keys"]) | ({"le"} if isinstance(one, Histogram) else set())

@@ -86,6 +86,7 @@ def configuration(model: str, usage: str) -> dict[str, object]:
         "prices": {MODEL: {"prompt": 1.0, "output": 2.0}},
         "usage": usage,
         "admin_keys": [digest(ADMIN_KEY)],
+        "vllm_metrics": True,
         "api": {"cors_origins": [PAGE]},
     }
     application = {"name": APP, "import_path": "serve_app.app:build", "args": args}

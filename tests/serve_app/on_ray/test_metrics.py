@@ -6,10 +6,13 @@ import re
 
 import anyio
 import openai
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from router.tenant import digest
+from tests.serve_app.on_ray.conftest import REPLICAS
 from tests.serve_app.on_ray.exported import asked, exported
-from tests.serve_app.on_ray.site import KEY, MODEL, Site, complete, until
+from tests.serve_app.on_ray.site import ADMIN_KEY, KEY, MODEL, Site, complete, until
 
 NOT_HERE = {"ray_fairstream_preemptions_total", "ray_fairstream_late_kernels_total"}
 """Counts what does not happen here."""
@@ -46,6 +49,41 @@ async def test_every_metric_that_is_asked_for_is_exported(site: Site) -> None:
     assert digest(KEY)[7:] not in found
 
 
-async def _ask_on(client: openai.AsyncOpenAI) -> None:
+async def test_one_page_tells_of_all_processes(site: Site) -> None:
+    """Whichever ingress answers; to administrators alone."""
+    found: list[Sample] = []
+
+    def labels(name: str) -> list[dict[str, str]]:
+        return [each.labels for each in found if each.name == name and each.value]
+
+    async def told() -> bool:
+        async with site.http(ADMIN_KEY) as client:
+            page = await client.get("/metrics")
+        assert page.headers["content-type"].startswith("text/plain")
+        families = text_string_to_metric_families(page.text)
+        found[:] = [sample for family in families for sample in family.samples]
+        ingresses = {each["ingress"] for each in labels("fairstream_request_seconds_count")}
+        replicas = {each["replica"] for each in labels("fairstream_steps_total")}
+        runs = labels("fairstream_requests_running")
+        return (len(ingresses), len(replicas), len(runs)) == (2, REPLICAS, 1)
+
+    async with site.openai() as client, anyio.create_task_group() as group:
+        for tokens in (2000, 20, 20):  # one runs, whenever somebody looks
+            group.start_soon(_ask_on, client, tokens)
+        await until(told, 30)
+        group.cancel_scope.cancel()
+    for key in (KEY, "wrong"):
+        async with site.http(key) as http:
+            assert (await http.get("/metrics")).status_code == 401
+    states = {each["state"] for each in labels("fairstream_gpu_seconds_total")}
+    assert {"requests", "spare", "starting"} <= states
+    assert {"tenant": "acme", "period": "month"} in labels("fairstream_budget_left_dollars")
+    assert {"tenant": "acme", "limit": "tokens"} in labels("fairstream_rate_left")
+    engines = labels("vllm:cache_config_info")
+    assert [each["model_name"] for each in engines] == [MODEL] * REPLICAS
+    assert all(int(each["num_gpu_blocks"]) > 0 for each in engines)
+
+
+async def _ask_on(client: openai.AsyncOpenAI, tokens: int = 2000) -> None:
     while True:
-        await complete(client, "hello", 2000)
+        await complete(client, "hello", tokens)

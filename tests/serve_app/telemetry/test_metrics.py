@@ -11,8 +11,9 @@ from router.latencies import Latency
 from router.ledger import Usage
 from router.messages import GpuTime, Outcome
 from router.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
-from serve_app.telemetry import metrics
+from serve_app.telemetry import instruments, metrics
 from serve_app.telemetry.metrics import AdmissionMetrics, ReplicaMetrics
+from tests.k8s.monitoring import READY
 
 Told = dict[tuple[str, tuple[str, ...]], float]
 
@@ -49,9 +50,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
             for key in ((name, (*labels, str(bucket))), (f"{name}_sum", labels)):
                 values[key] = values.get(key, 0) + (value if key[0] != name else 1)
 
-    monkeypatch.setattr(metrics.metrics, "Histogram", Histogram)
-    monkeypatch.setattr(metrics.metrics, "Gauge", Metric)
-    monkeypatch.setattr(metrics.metrics, "Counter", Metric)
+    monkeypatch.setattr(instruments.metrics, "Histogram", Histogram)
+    monkeypatch.setattr(instruments.metrics, "Gauge", Metric)
+    monkeypatch.setattr(instruments.metrics, "Counter", Metric)
     monkeypatch.setattr(metrics, "PERIOD_S", 0.0)
     return values
 
@@ -132,16 +133,16 @@ def test_it_is_told_now_and_then_only_and_of_few_tenants_at_once(
 def test_times_to_tokens_fall_into_buckets_of_seconds(told: Told) -> None:
     """R50."""
     shown = AdmissionMetrics()
-    shown.observe([Latency("m", 0.3, 0.012), Latency("m", 200.0, None)])
-    assert told["fairstream_first_token_seconds", ("m", "0.5")] == 1
-    assert told["fairstream_first_token_seconds", ("m", "300")] == 1
-    assert told["fairstream_first_token_seconds_sum", ("m",)] == 200.3
-    assert told["fairstream_token_seconds", ("m", "0.015")] == 1
-    assert told["fairstream_token_seconds_sum", ("m",)] == 0.012
+    shown.observe([Latency("m", "acme", 0.3, 0.012), Latency("m", "acme", 200.0, None)])
+    assert told["fairstream_first_token_seconds", ("acme", "m", "0.5")] == 1
+    assert told["fairstream_first_token_seconds", ("acme", "m", "300.0")] == 1
+    assert told["fairstream_first_token_seconds_sum", ("acme", "m")] == 200.3
+    assert told["fairstream_token_seconds", ("acme", "m", "0.015")] == 1
+    assert told["fairstream_token_seconds_sum", ("acme", "m")] == 0.012
 
 
 def test_a_device_s_time_has_a_state(told: Told) -> None:
-    shown = ReplicaMetrics()
+    shown = ReplicaMetrics(READY)
     for seconds in (1.0, 2.0):
         gpu = GpuTime(requests=seconds, bubble=0.5, starting=3.0)
         shown.tell(
