@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import prometheus_client
@@ -39,18 +39,30 @@ class Tenants:
         return tenant
 
 
+class Declared(NamedTuple):
+    """A metric, as a reader knows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
 class Instruments:
     """Declares metrics and gathers them."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        self.declared: list[Declared] = []
 
     def gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
+        self.declared.append(Declared(name, "gauge", labels, meaning))
         told = metrics.Gauge(name, meaning, tag_keys=labels)
         return Gauge(told, prometheus_client.Gauge(name, meaning, labels, registry=self._registry))
 
     def sum(self, name: str, meaning: str, *labels: str) -> RunningSum:
         """Exported with `_total` behind its name."""
+        self.declared.append(Declared(f"{name}_total", "counter", labels, meaning))
         told = metrics.Counter(name, meaning, tag_keys=labels)
         kept = prometheus_client.Counter(name, meaning, labels, registry=self._registry)
         return RunningSum(told, kept)
@@ -58,6 +70,7 @@ class Instruments:
     def histogram(
         self, name: str, meaning: str, bounds: Sequence[float], *labels: str
     ) -> Histogram:
+        self.declared.append(Declared(name, "histogram", labels, meaning))
         made = Histogram(name, meaning, bounds, labels)
         self._registry.register(made)
         return made

@@ -13,11 +13,13 @@ def tenant_state(tenant: Tenant, state: TenantSnapshot | None) -> dict[str, Any]
     """Settings by their names in the file, then the present state; values for JSON."""
     settings = tenant.model_dump(mode="json", exclude={"keys"})
     if state is None:
-        return settings | {"queued": 0, "running": 0, "spent": {}, "held": 0.0}
+        return settings | {"queued": 0, "running": 0, "spent": {}, "held": 0.0, "held_back": {}}
     spent = {window: amount / MICRO for window, amount in state.spent_micro_dollars.items()}
     return settings | {
         "queued": state.queued,
         "running": state.running,
+        "held_back": state.held_back,
+        "rates_left": state.rates_left,
         "spent": spent,
         "held": state.held_micro_dollars / MICRO,
     }

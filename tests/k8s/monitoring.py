@@ -15,21 +15,11 @@ from typing import Any
 import ray
 from ray.util.metrics import Counter, Histogram, Metric
 
-from replica.messages import Ready
+from serve_app.checks.metrics_reference import READY
 from serve_app.scaling.log import DecisionLog
 from serve_app.telemetry.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics
 from tests.k8s.manifests import Manifests
 
-READY = Ready(
-    model_type="m",
-    vocab_size=1,
-    eos_token_ids=(),
-    max_model_len=1,
-    max_rows=1,
-    block_size=1,
-    num_blocks=1,
-    load_s=0.0,
-)
 OF_RAY = {"application", "deployment", "replica"}
 """Labels that Ray adds to the metrics of a deployment."""
 FUNCTIONS = {"sum", "rate", "increase", "absent", "max", "max_over_time", "histogram_quantile"}

@@ -149,7 +149,15 @@ async def test_who_hangs_up_ends_the_work(site: MeteredSite, front: str, stream:
 
 
 @pytest.mark.parametrize(
-    "path", ["/admin/tenants", "//admin/tenants", "/%61dmin/tenants", "/-/routes", "/-/healthz"]
+    "path",
+    [
+        "/admin/tenants",
+        "//admin/tenants",
+        "/%61dmin/tenants",
+        "/metrics",
+        "/-/routes",
+        "/-/healthz",
+    ],
 )
 async def test_administration_and_rays_paths_are_not_for_clients(
     site: MeteredSite, front: str, path: str

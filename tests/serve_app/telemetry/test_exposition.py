@@ -11,11 +11,11 @@ from router.ledger import Usage
 from router.messages import GpuTime, Outcome
 from router.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
 from router.tenant import Tenant
+from serve_app.checks.metrics_reference import READY
 from serve_app.telemetry.exposition import STALE_S, Source, Sources, exposition
 from serve_app.telemetry.instruments import MAX_TENANTS, OTHER, Instruments
 from serve_app.telemetry.metrics import AdmissionMetrics, IngressMetrics, ReplicaMetrics
 from serve_app.telemetry.records import RequestRecord, SequenceRecord
-from tests.k8s.monitoring import READY
 from tests.router.world import Clock
 
 VLLM_DASHBOARD = [

@@ -11,9 +11,9 @@ from router.latencies import Latency
 from router.ledger import Usage
 from router.messages import GpuTime, Outcome
 from router.snapshot import ReplicaSnapshot, Snapshot, TenantSnapshot
+from serve_app.checks.metrics_reference import READY
 from serve_app.telemetry import instruments, metrics
 from serve_app.telemetry.metrics import AdmissionMetrics, ReplicaMetrics
-from tests.k8s.monitoring import READY
 
 Told = dict[tuple[str, tuple[str, ...]], float]
 
