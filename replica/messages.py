@@ -69,6 +69,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sequences of tokens that the output never contains."""
 
     @property
+    def greedy(self) -> bool:
+        """The most likely token is taken; nothing is drawn."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def filtered(self) -> bool:
+        """Only the most likely tokens are kept."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def shaped(self) -> bool:
         """Logits are changed by what the sequence holds already, or by given amounts."""
         return (
