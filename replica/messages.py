@@ -169,6 +169,54 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sequence's share of the device's time so far, in seconds."""
 
 
+class OutputBuffer:
+    """The outputs of one sequence put together. What comes twice is dropped."""
+
+    def __init__(self, request_id: str, attempt: int, start: int) -> None:
+        self.start = start
+        """Output tokens that came before."""
+        self._newest = Output(request_id, attempt, start, ())
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Output tokens so far, those before `start` included."""
+        return self.start + len(self._token_ids)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._newest.finish_reason
+
+    def add(self, output: Output) -> bool:
+        """Append what is new in it; whether that is anything. Raises ValueError if tokens before
+        it are missing."""
+        seen = self.end - output.offset
+        if seen < 0:
+            raise ValueError(f"{-seen} tokens of request {output.request_id} are missing")
+        new_ids = output.token_ids[seen:]
+        if not new_ids and output.finish_reason is None:
+            return False
+        if not seen:
+            self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
+        self._token_ids += new_ids
+        self._logprobs += output.logprobs[seen:]
+        self._newest = output
+        return True
+
+    def since(self, offset: int) -> Output:
+        """All from that token on, as one output. offset: `start` at least."""
+        skipped = offset - self.start
+        return msgspec.structs.replace(
+            self._newest,
+            offset=offset,
+            token_ids=tuple(self._token_ids[skipped:]),
+            logprobs=tuple(self._logprobs[skipped:]),
+            prompt_logprobs=() if skipped else self._prompt_logprobs,
+        )
+
+
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of a device's seconds; the fields add up to wall time (`replica.idle`)."""
 
