@@ -274,7 +274,6 @@ class Engine:
         return Stats(
             running=self.rows.num_used,
             waiting=len(scheduler.waiting),
-            free_rows=self.rows.num_free,
             free_blocks=scheduler.blocks.num_free,
             steps=scheduler.num_steps,
             prompt_tokens=counts["prompt_tokens"],

@@ -250,7 +250,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     running: int = 0
     waiting: int = 0
-    free_rows: int = 0
     free_blocks: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -299,7 +298,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_rows: int
     block_size: int
     num_blocks: int
-    load_s: float
     grammars: bool = True
     """It can follow grammars (`Sampling.grammar`)."""
     started_ns: int = 0

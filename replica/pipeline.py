@@ -119,8 +119,7 @@ class Pipeline:
         device.settle()
 
     def capture(self) -> None:
-        """Record the graphs, before the first step or while none is in flight: again, if weights
-        or the KV pool have moved. Raises CaptureFailed."""
+        """Record the graphs, before the first step. Raises CaptureFailed."""
         for lane in self._lanes:
             self._h2d.run(lane.slot.upload)  # all padding so far
             lane.h2d_done.record()

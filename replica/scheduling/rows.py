@@ -96,11 +96,6 @@ class Rows:
             assert constraint is not None
             self.unready[row] = not constraint.ready(timeout_s)
 
-    def output_lens(self, rows: Indices) -> Int32s:
-        """Known tokens behind each row's prompt."""
-        lengths: Int32s = self.known[rows] - self.prompt[rows]
-        return lengths
-
     def sequence(self, row: int) -> Sequence:
         """The sequence that owns the row."""
         sequence = self.sequences[row]
