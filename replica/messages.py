@@ -94,8 +94,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     request_id: Name
     attempt: int = 0
-    epoch: int = 0
-    """Epoch of the admission that granted it."""
     prompt_ids: tuple[int, ...]
     prior_output_ids: tuple[int, ...] = ()
     """Output of an earlier attempt: the sequence goes on behind it, at the same positions."""
