@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from replica.model.decoder import Decoder
-from replica.model.rope_scaling import rotary_frequencies
+from replica.model.rope_scaling import rotary
 from replica.model.spec import LayerSpec, ModelSpec
 
 
 def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: bool) -> ModelSpec:
     rope = {"rope_type": "default", "rope_theta": 500_000.0}
-    frequencies = rotary_frequencies(head_dim, rope)
+    frequencies = rotary(head_dim, rope, 1).frequencies
     return ModelSpec(
         model_type="llama",
         vocab_size=128_256,
@@ -31,8 +31,8 @@ def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: 
 
 def _gemma3_1b() -> ModelSpec:
     """Five layers that see 512 keys, then one that sees all."""
-    near = rotary_frequencies(256, {"rope_type": "default", "rope_theta": 10_000.0})
-    far = rotary_frequencies(256, {"rope_type": "default", "rope_theta": 1_000_000.0})
+    near = rotary(256, {"rope_type": "default", "rope_theta": 10_000.0}, 1).frequencies
+    far = rotary(256, {"rope_type": "default", "rope_theta": 1_000_000.0}, 1).frequencies
     common = LayerSpec(frequencies=far, scale=256**-0.5, activation="gelu_tanh")
     windowed = replace(common, frequencies=near, window=512)
     return ModelSpec(

@@ -103,7 +103,7 @@ class Engine:
             guard=guard,
             block_size=config.block_size,
         )
-        self.pipeline = Pipeline(runner, self.rows, sizes, device, on_idle, graphs)
+        self.pipeline = Pipeline(runner, sizes, device, on_idle, graphs)
         self.masks = MaskBuilder(self.rows)
         self.watchdog = Watchdog()
         # Not a bound method: an engine that refers to itself keeps its device memory until some
@@ -152,7 +152,7 @@ class Engine:
         self.pipeline.launch(batch)
         output = self.pipeline.collect(previous)
         self._update(output)
-        self.pipeline.finish(batch, self.masks)
+        self.pipeline.finish(batch, self.masks.fill)
         self._emit(output)
 
     def step_synchronously(self) -> None:
@@ -160,7 +160,7 @@ class Engine:
         self._receive()
         batch = self._schedule()
         self.pipeline.launch(batch)
-        self.pipeline.finish(batch, self.masks)
+        self.pipeline.finish(batch, self.masks.fill)
         output = self.pipeline.collect(batch)
         self._update(output)
         self._emit(output)
@@ -274,7 +274,6 @@ class Engine:
         return Stats(
             running=self.rows.num_used,
             waiting=len(scheduler.waiting),
-            free_rows=self.rows.num_free,
             free_blocks=scheduler.blocks.num_free,
             steps=scheduler.num_steps,
             prompt_tokens=counts["prompt_tokens"],

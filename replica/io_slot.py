@@ -19,16 +19,15 @@ from torch import Tensor
 from replica.device.stream import Device
 from replica.messages import MAX_BIASES, MAX_LOGPROBS
 from replica.scheduling.batch import (
+    CARRIED,
     MAX_SCORES,
     Batch,
-    Indices,
     Int32s,
     Int64s,
     StepLogprobs,
     StepOutput,
 )
-from replica.scheduling.rows import Rows
-from replica.scheduling.sequence import MAX_STOP_IDS, Bits
+from replica.scheduling.sequence import MAX_STOP_IDS, NO_TOKEN, Bits
 
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -130,14 +129,6 @@ def packed(
     return buffer, views
 
 
-def _spread(batch: Batch, last: Int32s) -> tuple[Indices, Int32s]:
-    """Row and position of every token of the step. last: index of each row's last token."""
-    row = np.repeat(batch.rows, batch.lengths)
-    before = batch.ends - 1 - last  # from a token's index to its position
-    position = np.arange(len(row), dtype=np.int32) + np.repeat(before, batch.lengths)
-    return row, position
-
-
 class IOSlot:
     """One of the two buffer sets. `device` views are what the forward pass may read."""
 
@@ -166,26 +157,25 @@ class IOSlot:
         self.pad_rows(0, rows)
         self.pad_samples(0, rows)
 
-    def fill(self, batch: Batch, rows: Rows, padded: int) -> None:
+    def fill(self, batch: Batch, padded: int) -> None:
         """CPU: lay the step out in the host buffer, with `padded` sampling rows, at least S.
 
         A step of decode rows alone is padded as a whole.
         """
-        count, ends = len(batch.samples), batch.ends
+        count = len(batch.samples)
+        self._fill_tokens(batch)
         if batch.decodes_only:
             last = self._numbers[:count]
-            self._fill_tokens(rows, batch.rows, batch.starts)
             if count < padded:
                 self.pad_rows(count, padded)
         else:
             last = np.cumsum(batch.lengths, dtype=np.int32) - 1
-            self._fill_tokens(rows, *_spread(batch, last))
-        self._fill_rows(batch, rows, last, ends)
-        self._fill_samples(batch, last, ends)
-        if len(batch.new_rows):
-            self._fill_new_rows(batch, rows)
-        if len(batch.shaped_rows):
-            self._fill_shaped_rows(batch, rows)
+        self._fill_rows(batch, last)
+        self._fill_samples(batch, last)
+        if batch.new_rows:
+            self._fill_new_rows(batch)
+        if batch.shaped_rows:
+            self._fill_shaped_rows(batch)
         if count < padded:
             self.pad_samples(count, padded)
         if len(batch.scores):
@@ -258,48 +248,47 @@ class IOSlot:
         for buffer in (self._host_outputs, self._device_outputs):
             buffer.fill_(0xFE)
 
-    def _fill_tokens(self, rows: Rows, row: Indices, position: Int32s) -> None:
-        """row, position: [T] of each token."""
-        host, count, size = self._host, len(row), rows.block_size
-        carried = position >= rows.known[row]
-        if not carried.all():
-            host["token_ids"][:count] = rows.tokens[row, position]
-        host["carried_from"][:count] = np.where(carried, row, -1)
+    def _fill_tokens(self, batch: Batch) -> None:
+        host, count, size = self._host, len(batch.token_ids), self._sizes.block_size
+        owner, position = batch.owners, batch.positions
+        host["token_ids"][:count] = batch.token_ids
+        host["carried_from"][:count] = np.where(
+            batch.token_ids == CARRIED, batch.rows[owner], NO_TOKEN
+        )
         host["positions"][:count] = position
         number = position // size
-        place = (rows.block_table[row, number] - number).astype(np.int64)
+        place = (batch.block_tables[owner, number] - number).astype(np.int64)
         host["slot_mapping"][:count] = place * size + position
 
-    def _fill_rows(self, batch: Batch, rows: Rows, last: Int32s, ends: Int32s) -> None:
-        """last: [B] index of each row's last token. ends: [B] tokens in the pool afterwards."""
-        host, count = self._host, len(ends)
-        width = -(-int(ends.max()) // rows.block_size)
-        host["block_tables"][:count, :width] = rows.block_table[batch.rows, :width]
+    def _fill_rows(self, batch: Batch, last: Int32s) -> None:
+        """last: [B] index of each row's last token."""
+        host, (count, width) = self._host, batch.block_tables.shape
+        host["block_tables"][:count, :width] = batch.block_tables
         host["query_starts"][0] = 0
         np.add(last, 1, out=host["query_starts"][1 : count + 1])
-        host["context_lens"][:count] = ends
+        host["context_lens"][:count] = batch.ends
 
-    def _fill_samples(self, batch: Batch, last: Int32s, ends: Int32s) -> None:
+    def _fill_samples(self, batch: Batch, last: Int32s) -> None:
         host, count, samples = self._host, len(batch.samples), batch.samples
         host["sample_index"][:count] = last[samples]
         host["sample_rows"][:count] = batch.sampling_rows
-        host["sample_positions"][:count] = ends[samples]
+        host["sample_positions"][:count] = batch.ends[samples]
 
-    def _fill_new_rows(self, batch: Batch, rows: Rows) -> None:
+    def _fill_new_rows(self, batch: Batch) -> None:
         """Parameters change when a row changes hands, and travel with the next step only."""
-        count = len(batch.new_rows)
-        self._host["new_rows"][:count] = batch.new_rows
         ints, floats = self._host["row_ints"], self._host["row_floats"]
-        ints[:count, FIRST_STOP_ID:] = rows.stop_ids[batch.new_rows]
-        for index, row in enumerate(batch.new_rows.tolist()):
-            sampling = rows.sequence(row).sampling
+        ints[: len(batch.new_rows), FIRST_STOP_ID:] = NO_TOKEN
+        for index, new in enumerate(batch.new_rows):
+            sampling = new.sampling
+            self._host["new_rows"][index] = new.row
             ints[index, TOP_K] = sampling.top_k
             ints[index, SEED] = np.uint64(sampling.seed).astype(np.int64)
             ints[index, CHOICE] = sampling.choice
-            ints[index, HOLD_UNTIL] = rows.hold_until[row]
+            ints[index, HOLD_UNTIL] = new.hold_until
             ints[index, NUM_BIASES] = len(sampling.logit_bias)
+            ints[index, FIRST_STOP_ID : FIRST_STOP_ID + len(new.stop_ids)] = new.stop_ids
             floats[index] = (
-                0.0 if rows.greedy[row] else sampling.temperature,
+                0.0 if sampling.greedy else sampling.temperature,
                 sampling.top_p,
                 sampling.min_p,
                 sampling.presence_penalty,
@@ -307,16 +296,16 @@ class IOSlot:
                 sampling.repetition_penalty,
             )
 
-    def _fill_shaped_rows(self, batch: Batch, rows: Rows) -> None:
-        host = self._host
-        host["shaped_rows"][: len(batch.shaped_rows)] = batch.shaped_rows
-        of_prompt, of_output = 0, batch.past[0]
-        for index, row in enumerate(batch.shaped_rows.tolist()):
-            biases = rows.sequence(row).sampling.logit_bias
+    def _fill_shaped_rows(self, batch: Batch) -> None:
+        host, shaped = self._host, batch.shaped_rows
+        for index, new in enumerate(shaped):
+            biases = new.sampling.logit_bias
+            host["shaped_rows"][index] = new.row
             host["bias_ids"][index, : len(biases)] = [token for token, _ in biases]
             host["biases"][index, : len(biases)] = [bias for _, bias in biases]
-            prompt, known = int(rows.prompt[row]), int(rows.known[row])
-            places = rows.tokens[row, :known] + np.int64(row * self._sizes.vocab_size)
-            host["past"][of_prompt : of_prompt + prompt] = places[:prompt]
-            host["past"][of_output : of_output + known - prompt] = places[prompt:]
-            of_prompt, of_output = of_prompt + prompt, of_output + known - prompt
+        pasts = [(new.row, new.prompt_ids) for new in shaped]
+        pasts += [(new.row, new.output_ids) for new in shaped]
+        at = 0
+        for row, ids in pasts:
+            host["past"][at : at + len(ids)] = ids + np.int64(row * self._sizes.vocab_size)
+            at += len(ids)

@@ -21,7 +21,6 @@ from replica.model.kv_cache import block_bytes
 from replica.model.runner import DecoderRunner
 from replica.pipeline import Pipeline
 from replica.scheduling.batch import MAX_SCORES, Batch, Scores
-from replica.scheduling.rows import Rows
 
 GIB = 2**30
 SPLIT_TOKENS = 512
@@ -131,8 +130,7 @@ def _rehearse(
     for count in {config.max_step_tokens, min(config.max_step_tokens, SPLIT_TOKENS)}:
         _run_chunk(runner, sizes, device, count, longest)
     graphs = GraphPool(CudaRecorder(device), graph_sizes[-1:], device.free_bytes)
-    rows = Rows(config.max_rows, config.block_size, config.block_size, guard=1)
-    pipeline = Pipeline(runner, rows, sizes, device, graphs=graphs)
+    pipeline = Pipeline(runner, sizes, device, graphs=graphs)
     pipeline.capture()
     # The second slot's graphs found the shared pool in place: they took what any other will.
     further = [report.recording.memory_bytes for report in graphs.reports() if report.key.slot]

@@ -69,6 +69,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sequences of tokens that the output never contains."""
 
     @property
+    def greedy(self) -> bool:
+        """The most likely token is taken; nothing is drawn."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def filtered(self) -> bool:
+        """Only the most likely tokens are kept."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def shaped(self) -> bool:
         """Logits are changed by what the sequence holds already, or by given amounts."""
         return (
@@ -84,8 +94,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 
     request_id: Name
     attempt: int = 0
-    epoch: int = 0
-    """Epoch of the admission that granted it."""
     prompt_ids: tuple[int, ...]
     prior_output_ids: tuple[int, ...] = ()
     """Output of an earlier attempt: the sequence goes on behind it, at the same positions."""
@@ -159,6 +167,54 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The sequence's share of the device's time so far, in seconds."""
 
 
+class OutputBuffer:
+    """The outputs of one sequence put together. What comes twice is dropped."""
+
+    def __init__(self, request_id: str, attempt: int, start: int) -> None:
+        self.start = start
+        """Output tokens that came before."""
+        self._newest = Output(request_id, attempt, start, ())
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Output tokens so far, those before `start` included."""
+        return self.start + len(self._token_ids)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self._newest.finish_reason
+
+    def add(self, output: Output) -> bool:
+        """Append what is new in it; whether that is anything. Raises ValueError if tokens before
+        it are missing."""
+        seen = self.end - output.offset
+        if seen < 0:
+            raise ValueError(f"{-seen} tokens of request {output.request_id} are missing")
+        new_ids = output.token_ids[seen:]
+        if not new_ids and output.finish_reason is None:
+            return False
+        if not seen:
+            self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
+        self._token_ids += new_ids
+        self._logprobs += output.logprobs[seen:]
+        self._newest = output
+        return True
+
+    def since(self, offset: int) -> Output:
+        """All from that token on, as one output. offset: `start` at least."""
+        skipped = offset - self.start
+        return msgspec.structs.replace(
+            self._newest,
+            offset=offset,
+            token_ids=tuple(self._token_ids[skipped:]),
+            logprobs=tuple(self._logprobs[skipped:]),
+            prompt_logprobs=() if skipped else self._prompt_logprobs,
+        )
+
+
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of a device's seconds; the fields add up to wall time (`replica.idle`)."""
 
@@ -192,7 +248,6 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     running: int = 0
     waiting: int = 0
-    free_rows: int = 0
     free_blocks: int = 0
     steps: int = 0
     prompt_tokens: int = 0
@@ -241,7 +296,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     max_rows: int
     block_size: int
     num_blocks: int
-    load_s: float
     grammars: bool = True
     """It can follow grammars (`Sampling.grammar`)."""
     started_ns: int = 0

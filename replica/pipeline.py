@@ -30,9 +30,8 @@ from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
 from replica.model.runner import ModelRunner
 from replica.sampling.backends import make_sampler
 from replica.sampling.logprobs import tell
-from replica.sampling.masks import MaskBuilder
 from replica.scheduling.batch import MAX_SCORES, Batch, StepOutput
-from replica.scheduling.rows import Rows
+from replica.scheduling.sequence import Bits
 
 RING = 4
 """Steps whose timing events are kept: those of step N are read after N+1 was launched."""
@@ -76,7 +75,6 @@ class Pipeline:
     def __init__(
         self,
         runner: ModelRunner,
-        rows: Rows,
         sizes: Sizes,
         device: Device,
         on_idle: Callable[[IOSlot], None] | None = None,
@@ -87,7 +85,6 @@ class Pipeline:
         """CPU time that waiting for results took."""
         self._on_idle = on_idle
         self._runner = runner
-        self._rows = rows
         self._device = device
         self._graphs: Graphs = graphs or NoGraphs()
         self._sampler = make_sampler(sizes.max_rows, sizes.vocab_size, device.memory)
@@ -122,8 +119,7 @@ class Pipeline:
         device.settle()
 
     def capture(self) -> None:
-        """Record the graphs, before the first step or while none is in flight: again, if weights
-        or the KV pool have moved. Raises CaptureFailed."""
+        """Record the graphs, before the first step. Raises CaptureFailed."""
         for lane in self._lanes:
             self._h2d.run(lane.slot.upload)  # all padding so far
             lane.h2d_done.record()
@@ -140,8 +136,8 @@ class Pipeline:
         lane, timing = self._lanes[batch.step % 2], self._timings[batch.step % RING]
         slot = lane.slot
         with self._device.span(f"launch {batch.step}"):
-            slot.fill(batch, self._rows, self._graphs.padded(len(batch.samples)))
-            if len(batch.shaped_rows):
+            slot.fill(batch, self._graphs.padded(len(batch.samples)))
+            if batch.shaped_rows:
                 self._h2d.run(slot.upload_shapes)
             self._h2d.run(slot.upload)
             # Producer: upload. Consumer: forward. Else it would read the inputs of step N-2.
@@ -153,17 +149,18 @@ class Pipeline:
             if not batch.constrained:
                 self._sample(batch, lane, timing)
 
-    def finish(self, batch: Batch | None, masks: MaskBuilder) -> None:
+    def finish(self, batch: Batch | None, fill: Callable[[Batch, Bits], None]) -> None:
         """Constrained rows: build the masks while the forward runs, then enqueue the rest.
 
-        Called after the previous step was settled, so that the masks see its tokens.
+        Called after the previous step was settled, so that the masks see its tokens. fill: writes
+        uint8 [S, V/8], one mask per sampling row.
         """
         if batch is None or not batch.constrained:
             return
         lane, timing = self._lanes[batch.step % 2], self._timings[batch.step % RING]
         timing.forward_end.record()
         with self._device.span(f"masks {batch.step}"):
-            masks.fill(batch, lane.slot.host_mask())
+            fill(batch, lane.slot.host_mask())
         self._h2d.run(lane.slot.upload_mask)
         # Producer: mask upload. Consumer: sampling. Else it would use the mask of step N-2.
         lane.mask_done.record()

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -148,7 +147,6 @@ def default_threads() -> int:
 
 def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
     """Load, warm up, and describe an engine. Raises ValueError where it cannot work."""
-    started = time.perf_counter()
     torch.set_num_threads(config.threads or default_threads())
     spec = load_spec(config.model, config.revision)
     if config.kv_tokens is not None or config.device == "cpu":
@@ -168,7 +166,6 @@ def build(config: EngineConfig, channel: Channel) -> tuple[Engine, Ready]:
         max_rows=config.max_rows,
         block_size=config.block_size,
         num_blocks=config.num_blocks,
-        load_s=time.perf_counter() - started,
         grammars=grammars.result() is not None,
         started_ns=engine.idle.started_ns,
     )

@@ -16,13 +16,9 @@ class Closure:
 
     capture_ms = instantiate_ms = 1.0
     eager_ms, replay_ms = 3.0, 1.0
-    update_ms = 0.0
     memory_bytes = 0
 
     def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def renew(self, work: Work) -> None:
         self._work = work
 
     def replay(self) -> None:

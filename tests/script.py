@@ -17,6 +17,7 @@ from replica.config import EngineConfig
 from replica.engine import Engine
 from replica.messages import Command, FinishReason, Output, Sampling, StepReport, Submit
 from replica.scheduling.batch import Batch
+from replica.scheduling.rows import Rows
 
 VOCAB = 64
 EOS = 2
@@ -41,6 +42,8 @@ class ScriptRunner:
         self.fed: dict[str, dict[int, int]] = defaultdict(dict)
         """Ids that the model was fed: request -> position -> id."""
         self.gate = threading.Semaphore(0 if gated else 2**30)
+        self.rows: Rows
+        """The engine's, to be set before its first step: who owns which row."""
         self._script = script
 
     def forward(
@@ -50,15 +53,16 @@ class ScriptRunner:
         assert bool(((input_ids >= 0) & (input_ids < self.vocab_size)).all()), input_ids
         self.batches.append(batch)
         ids = iter(input_ids.tolist())
-        for sequence, start, length in zip(
-            batch.sequences, batch.starts.tolist(), batch.lengths.tolist(), strict=True
+        names = [self.rows.sequence(row).request_id for row in batch.rows.tolist()]
+        for name, start, length in zip(
+            names, batch.starts.tolist(), batch.lengths.tolist(), strict=True
         ):
             for position in range(start, start + length):
-                self.fed[sequence.request_id][position] = next(ids)
+                self.fed[name][position] = next(ids)
         logits.fill_(-10.0)
         for row, index in enumerate(batch.samples.tolist()):
             position = int(batch.starts[index] + batch.lengths[index])
-            chosen = self._script(batch.sequences[index].request_id, position)
+            chosen = self._script(names[index], position)
             if isinstance(chosen, int):
                 logits[row, chosen] = 10.0
             else:
@@ -103,6 +107,8 @@ class Bench:
         self.engine = Engine(
             self.config, runner, self.channel, max_model_len=max_model_len, **options
         )
+        if isinstance(runner, ScriptRunner):
+            runner.rows = self.engine.rows
         self._free_blocks = self.engine.scheduler.blocks.num_free
         self.at_end: Callable[[], None] = lambda: None
         """A further check when nothing is left to do."""

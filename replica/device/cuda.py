@@ -184,24 +184,13 @@ class CudaDevice:
 class CudaRecording:
     """A CUDA graph, instantiated."""
 
-    def __init__(self, recorder: CudaRecorder, graph: torch.cuda.CUDAGraph) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
         self.graph = graph
-        self.newest = graph
-        """What the executable was updated to; it holds on to the memory of the capture."""
-        self.capture_ms = self.instantiate_ms = self.eager_ms = 0.0
-        self.replay_ms = self.update_ms = 0.0
+        self.capture_ms = self.instantiate_ms = self.eager_ms = self.replay_ms = 0.0
         self.memory_bytes = 0
-        self._recorder = recorder
 
     def replay(self) -> None:
         self.graph.replay()
-
-    def renew(self, work: Work) -> None:
-        self._recorder.renew(self, work)
-
-    @property
-    def updated_in_place(self) -> bool:
-        return self.newest is not self.graph
 
 
 class CudaRecorder:
@@ -219,7 +208,7 @@ class CudaRecorder:
         for _ in range(WARM_UP_RUNS):
             eager_ms = self.timed_ms(work)
         free = self._device.free_bytes()
-        recording = CudaRecording(self, torch.cuda.CUDAGraph(keep_graph=True))
+        recording = CudaRecording(torch.cuda.CUDAGraph(keep_graph=True))
         recording.eager_ms = eager_ms
         recording.capture_ms = self.timed_ms(lambda: self._capture(recording.graph, work))
         recording.instantiate_ms = self.timed_ms(recording.graph.instantiate)
@@ -227,22 +216,6 @@ class CudaRecorder:
         recording.replay_ms = self.timed_ms(recording.replay)
         recording.memory_bytes = free - self._device.free_bytes()
         return recording
-
-    def renew(self, recording: CudaRecording, work: Work) -> None:
-        """As `Recording.renew`."""
-        from cuda.bindings import runtime  # comes with torch for CUDA only
-
-        self.timed_ms(work)
-        fresh = torch.cuda.CUDAGraph(keep_graph=True)
-        recording.capture_ms = self.timed_ms(lambda: self._capture(fresh, work))
-
-        def replace() -> None:
-            recording.newest = fresh
-            if not update_executable(runtime, recording.graph, fresh):
-                fresh.instantiate()
-                recording.graph = fresh
-
-        recording.update_ms = self.timed_ms(replace)
 
     def _capture(self, graph: torch.cuda.CUDAGraph, work: Work) -> None:
         # Thread-local: CUDA calls of other threads do not spoil the capture.
@@ -266,14 +239,3 @@ class CudaRecorder:
         work()
         self._device.settle()
         return (time.perf_counter() - began) * 1e3
-
-
-def update_executable(
-    runtime: Any, executable: torch.cuda.CUDAGraph, graph: torch.cuda.CUDAGraph
-) -> bool:
-    """Give an instantiated graph the addresses and numbers of another. False, and nothing done,
-    if their structures differ."""
-    exec_handle, graph_handle = executable.raw_cuda_graph_exec(), graph.raw_cuda_graph()
-    error, _ = runtime.cudaGraphExecUpdate(exec_handle, graph_handle)
-    runtime.cudaGetLastError()  # else the next launch of torch would report this one's
-    return bool(error == runtime.cudaError_t.cudaSuccess)

@@ -48,14 +48,8 @@ class Recording(Protocol):
     eager_ms: float
     """Time of the same work without a graph, waiting for its end."""
     replay_ms: float
-    update_ms: float
-    """Of putting a new recording in the place of the old one; 0 while that never happened."""
 
     def replay(self) -> None: ...
-
-    def renew(self, work: Work) -> None:
-        """Record again, after addresses changed: in place if the work has the same structure,
-        else at the cost of a new instance."""
 
 
 Recorder: TypeAlias = Callable[[Work], Recording]
@@ -71,7 +65,7 @@ class Graphs(Protocol):
     """"replays"; "eager", parts that ran without a graph; "padding", rows of padding."""
 
     def capture(self, works: Mapping[GraphKey, Work]) -> None:
-        """Record parts of steps, in order; again, if addresses changed. Raises CaptureFailed."""
+        """Record parts of steps, in order. Raises CaptureFailed."""
 
     def padded(self, count: int) -> int:
         """The size in which a step with `count` sampling rows runs, at least `count`."""
@@ -152,20 +146,13 @@ class GraphPool:
         with tqdm(works.items(), desc="Capturing graphs", unit="graph") as progress:
             for key, work in progress:
                 try:
-                    self._record_one(key, work)
+                    self._reports[key] = GraphReport(key, self._record(work))
                 except RuntimeError as error:
                     raise CaptureFailed(
                         f"Capturing the {key.phase} graph of batch size {key.size} failed with "
                         f"{self._free_bytes() / 2**30:.2f} GiB of device memory free: lower "
                         f"engine.memory_fraction, engine.max_rows or engine.kv_tokens. {error}"
                     ) from error
-
-    def _record_one(self, key: GraphKey, work: Work) -> None:
-        known = self._reports.get(key)
-        if known is None:
-            self._reports[key] = GraphReport(key, self._record(work))
-        else:
-            known.recording.renew(work)
 
     def padded(self, count: int) -> int:
         index = bisect_left(self.sizes, count)

@@ -55,11 +55,6 @@ def rotary(head_dim: int, parameters: Any, max_position: int) -> Rotary:
     return made
 
 
-def rotary_frequencies(head_dim: int, parameters: Parameters) -> tuple[float, ...]:
-    """Of `rotary`."""
-    return rotary(head_dim, parameters, 1).frequencies
-
-
 _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": (

@@ -41,7 +41,8 @@ class Shaping:
         self.bias_ids[rows] = inputs["bias_ids"][:count]
         self.biases[rows] = inputs["biases"][:count]
         self.counts.index_fill_(0, rows, 0)
-        prompt, output = batch.past
+        prompt = sum(len(new.prompt_ids) for new in batch.shaped_rows)
+        output = sum(len(new.output_ids) for new in batch.shaped_rows)
         places, counts = inputs["past"], self.counts.view(-1)
         counts.index_fill_(0, places[:prompt], IN_PROMPT)
         of_output = places[prompt : prompt + output]

@@ -1,21 +1,20 @@
-"""What one step computes, and its results. Values only.
+"""What one step computes, and its results. Values only: rows by index, nothing that lives on.
 
 Positions and KV places depend on counts alone, so a batch is complete although the tokens of
 the step before it are not known yet: those inputs are taken from `last_token` on the device.
+A process that is sent every batch of another one, and nothing else, computes the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from replica.messages import TokenLogprobs
-from replica.scheduling.sequence import Sequence
+from replica.messages import Sampling, TokenLogprobs
 
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -24,7 +23,8 @@ Float32s: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.intp]
 """numpy indexes with this type; any other is converted each time."""
 
-
+CARRIED = -1
+"""Stands for a token that only the device knows: the last one that the row has sampled."""
 MAX_SCORES = 128
 """Most prompt positions whose log probabilities one step computes."""
 
@@ -48,29 +48,17 @@ NOTHING_SCORED = Scores(np.zeros(0, np.intp), np.zeros(0, np.int32), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sampled:
-    """The S sequences whose next tokens a step samples, column by column, as reports need them.
+class NewRow:
+    """A row that changed hands since the last step: what holds for it from now on."""
 
-    Gathered when somebody comes or goes, not in each step.
-    """
-
-    sequences: tuple[Sequence, ...]
-    request_ids: tuple[str, ...]
-    attempts: tuple[int, ...]
-    num_cached: tuple[int, ...]
-    num_prompt: Int32s
-    """[S]"""
-
-    @classmethod
-    def of(cls, sequences: Iterable[Sequence]) -> Sampled:
-        found = tuple(sequences)
-        return cls(
-            sequences=found,
-            request_ids=tuple(sequence.request_id for sequence in found),
-            attempts=tuple(sequence.attempt for sequence in found),
-            num_cached=tuple(sequence.num_cached for sequence in found),
-            num_prompt=np.array([sequence.num_prompt for sequence in found], np.int32),
-        )
+    row: int
+    sampling: Sampling
+    stop_ids: tuple[int, ...]
+    hold_until: int
+    """No stop token is sampled for a position below this one."""
+    prompt_ids: Int32s
+    """Its known tokens, if they change its logits; else these two are empty."""
+    output_ids: Int32s
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,13 +75,17 @@ class Batch:
     """[B] position of the first token computed."""
     lengths: Int32s
     """[B] tokens computed, at least 1."""
-    sequences: tuple[Sequence, ...]
+    owners: Indices
+    """[T] of each token, row behind row: index into the B rows."""
+    positions: Int32s
+    """[T]"""
+    token_ids: Int32s
+    """[T]; CARRIED where only the device knows it."""
+    block_tables: Int32s
+    """[B, W] blocks of the KV pool, W as many as the longest row has."""
     samples: Indices
     """[S] indices into the B rows whose last token yields a new one."""
-    sampled: Sampled
-    """Who they belong to."""
-    new_rows: Indices
-    """Rows assigned since the last batch: their sampling parameters travel with this one."""
+    new_rows: tuple[NewRow, ...]
     greedy: bool
     """Every sampling row is greedy."""
     filtered: bool
@@ -106,10 +98,6 @@ class Batch:
     """Some sampling row may not stop yet (`min_tokens`)."""
     constrained: bool
     """Some sampling row has a mask that depends on tokens still in flight."""
-    shaped_rows: Indices
-    """The new rows whose biases and past tokens travel with this step, too."""
-    past: tuple[int, int]
-    """Tokens of their prompts and outputs so far, all together."""
     scores: Scores = NOTHING_SCORED
 
     @cached_property
@@ -127,6 +115,11 @@ class Batch:
         """[S]"""
         return self.rows[self.samples]
 
+    @cached_property
+    def shaped_rows(self) -> tuple[NewRow, ...]:
+        """The new rows whose biases and past tokens travel with this step."""
+        return tuple(new for new in self.new_rows if new.sampling.shaped)
+
     @property
     def num_logits(self) -> int:
         """Tokens whose logits are wanted: those of `samples`, then those of `scores`."""
@@ -136,20 +129,6 @@ class Batch:
     def decodes_only(self) -> bool:
         """Every row computes one token and samples the next."""
         return len(self.samples) == self.num_tokens
-
-    def followed_by(self, step: int, starts: Int32s, lengths: Int32s, *, held: bool) -> Batch:
-        """A step of the same rows, none of which has changed hands."""
-        return replace(
-            self,
-            step=step,
-            starts=starts,
-            lengths=lengths,
-            held=held,
-            new_rows=self.new_rows[:0],
-            shaped_rows=self.shaped_rows[:0],
-            past=(0, 0),
-            scores=NOTHING_SCORED,
-        )
 
     @classmethod
     def padding(cls, size: int, *, shaped: bool = False) -> Batch:
@@ -163,18 +142,18 @@ class Batch:
             rows=rows,
             starts=np.zeros(size, np.int32),
             lengths=np.ones(size, np.int32),
-            sequences=(),
+            owners=rows,
+            positions=np.zeros(size, np.int32),
+            token_ids=np.zeros(size, np.int32),
+            block_tables=np.zeros((size, 1), np.int32),
             samples=rows,
-            sampled=Sampled.of(()),
-            new_rows=rows[:0],
+            new_rows=(),
             greedy=False,
             filtered=True,
             shaped=shaped,
             logprobs=False,
             held=shaped,
             constrained=False,
-            shaped_rows=rows[:0],
-            past=(0, 0),
         )
 
 

@@ -7,14 +7,20 @@ counts, ids and block numbers. It decides nothing (`replica.scheduling.scheduler
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 
 from replica.scheduling.batch import Indices, Int32s
-from replica.scheduling.sequence import MAX_STOP_IDS, Sequence
+from replica.scheduling.sequence import MAX_STOP_IDS, NO_TOKEN, Sequence
 
-NO_TOKEN = -1
+DRAWN, FILTERED, SHAPED, TOLD, CONSTRAINED, HOLDS = (1 << bit for bit in range(6))
+"""Kinds of sampling: not greedy; from the most likely tokens only; with penalties or biases; with
+log probabilities; limited by a mask; with stop tokens held back at first (`min_tokens`)."""
 NEVER = -1
 NONE_ASKED = -1
+
+Names: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class Rows:
@@ -43,19 +49,14 @@ class Rows:
         """Length of the prompt."""
         self.hold_until = np.zeros(max_rows, np.int32)
         """No stop token is sampled for a position below this one (`min_tokens`)."""
-        self.greedy = np.zeros(max_rows, bool)
-        self.filtered = np.zeros(max_rows, bool)
-        """It samples from its most likely tokens only (top-k, top-p, min-p)."""
-        self.shaped = np.zeros(max_rows, bool)
-        """Its logits are changed by penalties or biases."""
+        self.kinds = np.zeros(max_rows, np.uint8)
+        """How it samples: bits of those above."""
         self.logprobs = np.full(max_rows, NONE_ASKED, np.int32)
         """Alternatives to be told of each of its tokens."""
         self.scored = np.zeros(max_rows, np.int32)
         """Prompt positions whose log probabilities are computed or being computed."""
         self.score_end = np.zeros(max_rows, np.int32)
         """How many are asked for."""
-        self.constrained = np.zeros(max_rows, bool)
-        """Its tokens are limited by a mask."""
         self.unready = np.zeros(max_rows, np.int32)
         """1 while its grammar is being compiled: its last token, from which the next is sampled,
         waits for that."""
@@ -71,6 +72,8 @@ class Rows:
         """Its sequence has ended; what steps in flight still bring is surplus."""
         self.preempted = np.zeros(max_rows, bool)
         self._free = list(range(max_rows - 1, -1, -1))
+        self._named: bytes | None = None
+        self._names: Names = (), (), ()
 
     @property
     def num_free(self) -> int:
@@ -93,22 +96,31 @@ class Rows:
             assert constraint is not None
             self.unready[row] = not constraint.ready(timeout_s)
 
-    def output_lens(self, rows: Indices) -> Int32s:
-        """Known tokens behind each row's prompt."""
-        lengths: Int32s = self.known[rows] - self.prompt[rows]
-        return lengths
-
     def sequence(self, row: int) -> Sequence:
         """The sequence that owns the row."""
         sequence = self.sequences[row]
         assert sequence is not None, f"row {row} is free"
         return sequence
 
+    def names(self, rows: Indices) -> Names:
+        """What reports say of these rows' sequences, column by column: request ids, attempts,
+        cached prompt tokens. Gathered when somebody comes or goes, not in each step."""
+        if (named := rows.tobytes()) != self._named:
+            owners = [self.sequence(row) for row in rows.tolist()]
+            self._names = (
+                tuple(owner.request_id for owner in owners),
+                tuple(owner.attempt for owner in owners),
+                tuple(owner.num_cached for owner in owners),
+            )
+            self._named = named
+        return self._names
+
     def assign(self, sequence: Sequence, blocks: list[int], num_computed: int) -> int:
         """Give a free row to `sequence`; its first `num_computed` tokens have KV already."""
         row = self._free.pop()
         count = len(sequence.token_ids)
         self.sequences[row] = sequence
+        self._named = None
         self.tokens[row, :count] = sequence.token_ids
         self.known[row] = count
         self.scheduled[row] = num_computed
@@ -116,16 +128,19 @@ class Rows:
         self.prompt[row] = sequence.num_prompt
         self.stop_ids[row, : len(sequence.stop_ids)] = sequence.stop_ids
         self.num_stops[row] = len(sequence.stop_ids)
-        sampling = sequence.sampling
+        sampling, constraint = sequence.sampling, sequence.constraint
         self.hold_until[row] = sequence.num_prompt + sampling.min_tokens
-        self.greedy[row] = sampling.temperature == 0 or sampling.top_k == 1
-        self.filtered[row] = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
-        self.shaped[row] = sampling.shaped
+        self.kinds[row] = (
+            DRAWN * (not sampling.greedy)
+            | FILTERED * sampling.filtered
+            | SHAPED * sampling.shaped
+            | TOLD * (sampling.logprobs is not None)
+            | CONSTRAINED * (constraint is not None)
+            | HOLDS * (sampling.min_tokens > 0)
+        )
         self.logprobs[row] = NONE_ASKED if sampling.logprobs is None else sampling.logprobs
         self.scored[row] = len(sequence.prompt_logprobs)
         self.score_end[row] = sequence.score_end
-        constraint = sequence.constraint
-        self.constrained[row] = constraint is not None
         self.unready[row] = constraint is not None and not constraint.ready()
         self.gpu_ns[row] = sequence.gpu_ns
         self.live[row] = True

@@ -16,7 +16,7 @@ from itertools import repeat
 import numpy as np
 
 from replica.messages import FinishReason, Output
-from replica.scheduling.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, Sampled, StepOutput
+from replica.scheduling.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, StepOutput
 from replica.scheduling.block_manager import BlockManager
 from replica.scheduling.budget import Budget, CostModel
 from replica.scheduling.describe import describe
@@ -60,7 +60,6 @@ class Scheduler:
         self._new_rows: set[int] = set()
         self._next_step = 0
         self._collected = NEVER
-        self._newest: Batch | None = None
         self._ones = np.ones(rows.max_rows, np.int32)
 
     @property
@@ -131,7 +130,7 @@ class Scheduler:
             self._collected = output.batch.step
             self._index_full_blocks(output.batch)
             if output.scores is not None:
-                deliver_scores(output.batch, output.scores)
+                deliver_scores(self.rows, output.batch, output.scores)
             self._append(output)
         self._retire_rows()
 
@@ -238,7 +237,7 @@ class Scheduler:
     def _room_for_pasts(self) -> int:
         """Tokens: the next step carries the past of new shaped rows, as much as one context."""
         rows = self.rows
-        travelling = [row for row in self._new_rows if rows.shaped[row]]
+        travelling = [row for row in self._new_rows if rows.sequence(row).sampling.shaped]
         return rows.max_model_len - int(rows.known[travelling].sum())
 
     def _budget(self, decodes: Indices) -> Budget:
@@ -290,12 +289,10 @@ class Scheduler:
         table.last_step[rows] = self._next_step
         table.in_flight[sampling] += 1
         self._count_prompt_tokens(rows, starts, ends)
-        self._newest = describe(
-            table, self._newest, self._next_step, rows, starts, lengths, samples, self._new_rows
-        )
+        batch = describe(table, self._next_step, rows, starts, lengths, samples, self._new_rows)
         self._new_rows.clear()
         self._next_step += 1
-        return self._newest
+        return batch
 
     def _count_prompt_tokens(self, rows: Indices, starts: Int32s, ends: Int32s) -> None:
         prompt_ends = self.rows.prompt[rows]
@@ -312,10 +309,11 @@ class Scheduler:
         block holds from there on is known to nobody, and the block is not to be found.
         """
         size, ends = self.blocks.block_size, batch.ends
-        settled = np.minimum(ends, self.rows.known[batch.rows])
         for index in np.flatnonzero(ends % size < batch.lengths).tolist():
-            row, sequence = int(batch.rows[index]), batch.sequences[index]
-            for number in range(len(sequence.chain), int(settled[index]) // size):
+            row = int(batch.rows[index])
+            sequence = self.rows.sequence(row)
+            settled = min(int(ends[index]), int(self.rows.known[row]))
+            for number in range(len(sequence.chain), settled // size):
                 block = int(self.rows.block_table[row, number])
                 self.blocks.register(
                     sequence.cache_salt, sequence.chain, self.rows.tokens[row], block
@@ -323,14 +321,13 @@ class Scheduler:
 
     def _append(self, output: StepOutput) -> None:
         rows, ids, batch = self.rows, output.ids, output.batch
-        sampled, owners = batch.sampling_rows, batch.sampled
+        sampled = batch.sampling_rows
         places: Iterable[int] = range(len(sampled))
         rows.in_flight[sampled] -= 1
         if rows.ended.any():
             kept = np.flatnonzero(~rows.ended[sampled])
             self.counts["surplus_rows"] += len(sampled) - len(kept)
             sampled, ids = sampled[kept], ids[kept]
-            owners = Sampled.of(owners.sequences[index] for index in kept.tolist())
             places = kept.tolist()
         self.counts["output_tokens"] += len(sampled)
         known = rows.known[sampled]
@@ -339,26 +336,24 @@ class Scheduler:
         width = rows.num_stops[sampled].max(initial=0)  # few have as many as there is room for
         stopped = (rows.stop_ids[sampled, :width] == ids[:, None]).any(axis=1)
         over = stopped | (known + 1 >= rows.limit[sampled])
-        reasons = self._finish_all(owners.sequences, stopped, over)
-        offsets = (known - owners.num_prompt).tolist()
+        reasons = self._finish_all(sampled, stopped, over)
+        offsets = (known - rows.prompt[sampled]).tolist()
         token_ids = zip(ids.tolist(), strict=True)
+        request_ids, attempts, num_cached = rows.names(sampled)
         self.outputs += map(
-            Output, owners.request_ids, owners.attempts, offsets, token_ids, reasons,
-            owners.num_cached, repeat(""),
-            logprobs_of_tokens(output.logprobs, places, rows.logprobs[sampled]),
-            logprobs_of_prompts(owners.sequences, offsets, rows.score_end[sampled]),
+            Output, request_ids, attempts, offsets, token_ids, reasons, num_cached, repeat(""),
+            logprobs_of_tokens(rows, sampled, places, output.logprobs),
+            logprobs_of_prompts(rows, sampled, offsets),
             (rows.gpu_ns[sampled] / 1e9).tolist(),
         )  # fmt: skip
 
-    def _finish_all(
-        self, sequences: tuple[Sequence, ...], stopped: Bools, over: Bools
-    ) -> list[FinishReason | None]:
-        """End those that are over. Why, for each sequence."""
-        reasons: list[FinishReason | None] = [None] * len(sequences)
+    def _finish_all(self, rows: Indices, stopped: Bools, over: Bools) -> list[FinishReason | None]:
+        """End the sequences that are over. Why, for each row."""
+        reasons: list[FinishReason | None] = [None] * len(rows)
         for index in np.flatnonzero(over).tolist():
             reason: FinishReason = "stop" if stopped[index] else "length"
             reasons[index] = reason
-            self._finish(sequences[index], reason)
+            self._finish(self.rows.sequence(int(rows[index])), reason)
         return reasons
 
     def _end(self, sequence: Sequence, reason: FinishReason, known: int, error: str = "") -> None:

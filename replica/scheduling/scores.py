@@ -14,7 +14,6 @@ import numpy as np
 from replica.messages import TokenLogprobs
 from replica.scheduling.batch import NOTHING_SCORED, Batch, Indices, Int32s, Scores, StepLogprobs
 from replica.scheduling.rows import Rows
-from replica.scheduling.sequence import Sequence
 
 
 def plan_scores(table: Rows, rows: Indices, starts: Int32s, ends: Int32s) -> Scores:
@@ -35,35 +34,35 @@ def plan_scores(table: Rows, rows: Indices, starts: Int32s, ends: Int32s) -> Sco
     return Scores(np.concatenate(tokens), np.concatenate(targets), tuple(owners))
 
 
-def deliver_scores(batch: Batch, told: StepLogprobs) -> None:
+def deliver_scores(table: Rows, batch: Batch, told: StepLogprobs) -> None:
     """Hand the log probabilities of a collected step to its sequences."""
     at = 0
     for index, count in batch.scores.owners:
-        sequence = batch.sequences[index]
+        sequence = table.sequence(int(batch.rows[index]))
         alternatives = sequence.sampling.prompt_logprobs or 0
         sequence.prompt_logprobs += [told.of(at + i, alternatives) for i in range(count)]
         at += count
 
 
 def logprobs_of_tokens(
-    told: StepLogprobs | None, places: Iterable[int], asked: Int32s
+    table: Rows, rows: Indices, places: Iterable[int], told: StepLogprobs | None
 ) -> Iterable[tuple[TokenLogprobs, ...]]:
     """What each of S rows is told of its token. places: [S] of the rows among the step's results.
-    asked: [S] alternatives, below 0 where nothing is wanted. Without end if nobody asked."""
+    An endless run of empty tuples if nobody asked for any."""
     if told is None:
         return repeat(())
-    wanted = zip(places, asked.tolist(), strict=True)
+    wanted = zip(places, table.logprobs[rows].tolist(), strict=True)
     return [() if count < 0 else (told.of(place, count),) for place, count in wanted]
 
 
 def logprobs_of_prompts(
-    sequences: Iterable[Sequence], offsets: Iterable[int], score_ends: Int32s
+    table: Rows, rows: Indices, offsets: Iterable[int]
 ) -> Iterable[tuple[TokenLogprobs, ...]]:
-    """The prompt's log probabilities, which come with a sequence's first token. An endless run of
+    """The prompts' log probabilities, which come with a sequence's first token. An endless run of
     empty tuples if nobody asked for any."""
-    if not score_ends.any():
+    if not table.score_end[rows].any():
         return repeat(())
     return [
-        () if offset else tuple(sequence.prompt_logprobs)
-        for sequence, offset in zip(sequences, offsets, strict=True)
+        () if offset else tuple(table.sequence(row).prompt_logprobs)
+        for row, offset in zip(rows.tolist(), offsets, strict=True)
     ]

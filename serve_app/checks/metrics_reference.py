@@ -44,7 +44,6 @@ READY = Ready(
     max_rows=1,
     block_size=1,
     num_blocks=1,
-    load_s=0.0,
 )
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import anyio
+import msgspec
 
-from replica.messages import FinishReason, Output, Submit, TokenLogprobs
+from replica.messages import FinishReason, Output, OutputBuffer, Submit
 
 Key: TypeAlias = tuple[str, int]
 """Request id and attempt."""
@@ -26,35 +26,18 @@ KEPT_ENDED = 1024
 """How long, and how many of, the ended sequences stay for a reader that comes back."""
 
 
-@dataclass(slots=True)
 class _Run:
-    base: int
-    """Output of earlier attempts, which precedes `token_ids`."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One per id, where they were asked for."""
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    given: int = 0
-    """Tokens of `token_ids` that the reader has."""
-    cached_tokens: int = 0
-    gpu_s: float = 0.0
-    finish_reason: FinishReason | None = None
-    error: str = ""
+    """A sequence, and what the reader has of it."""
 
-    def owed(self, key: Key) -> Output:
+    def __init__(self, key: Key, start: int) -> None:
+        """start: output tokens of earlier attempts."""
+        self.outputs = OutputBuffer(*key, start)
+        self.given = start
+        """Output tokens that the reader has, those of earlier attempts included."""
+
+    def owed(self) -> Output:
         """Everything beyond `given`, which then counts as given."""
-        output = Output(
-            *key,
-            offset=self.base + self.given,
-            token_ids=tuple(self.token_ids[self.given :]),
-            finish_reason=self.finish_reason,
-            cached_tokens=self.cached_tokens,
-            error=self.error,
-            logprobs=tuple(self.logprobs[self.given :]),
-            prompt_logprobs=() if self.given else self.prompt_logprobs,
-            gpu_s=self.gpu_s,
-        )
-        self.given = len(self.token_ids)
+        output, self.given = self.outputs.since(self.given), self.outputs.end
         return output
 
 
@@ -72,7 +55,7 @@ class Feed:
     @property
     def unfinished(self) -> list[Key]:
         """Sequences that still run, oldest first."""
-        return [key for key, run in self._runs.items() if run.finish_reason is None]
+        return [key for key, run in self._runs.items() if run.outputs.finish_reason is None]
 
     @property
     def unread_s(self) -> float:
@@ -86,7 +69,7 @@ class Feed:
         key = (submit.request_id, submit.attempt)
         if key in self._runs:
             return False
-        self._runs[key] = _Run(base=len(submit.prior_output_ids))
+        self._runs[key] = _Run(key, len(submit.prior_output_ids))
         return True
 
     def refuse(self, key: Key, reason: FinishReason = "abort", error: str = "") -> bool:
@@ -94,34 +77,29 @@ class Feed:
         reader hears that it has ended."""
         if key in self._runs:
             return False
-        self._runs[key] = _Run(base=0, error=error)
-        self._owed[key] = None
-        self._end(key, reason)
-        self._news.set()
+        self._runs[key] = _Run(key, 0)
+        self.record(Output(*key, 0, (), reason, error=error))
         return True
 
     def hand_back(self, *, begun: bool) -> list[Key]:
         """End all sequences here that have no output yet, and those that have if `begun`: their
         reader learns that they are to go on elsewhere. Returns them."""
-        moved = [key for key in self.unfinished if begun or not self._runs[key].token_ids]
-        for key in moved:
-            self._owed[key] = None
-            self._end(key, "moved")
-        self._news.set()
+        moved = []
+        for key in self.unfinished:
+            outputs = self._runs[key].outputs
+            if begun or outputs.end == outputs.start:
+                nothing = outputs.since(outputs.end)
+                self.record(msgspec.structs.replace(nothing, finish_reason="moved"))
+                moved.append(key)
         return moved
 
     def record(self, output: Output) -> None:
         """Append what a step added to a sequence."""
         key = (output.request_id, output.attempt)
-        run = self._runs[key]
-        run.token_ids += output.token_ids
-        run.logprobs += output.logprobs
-        run.prompt_logprobs = run.prompt_logprobs or output.prompt_logprobs
-        run.cached_tokens, run.error = output.cached_tokens, output.error
-        run.gpu_s = output.gpu_s
+        self._runs[key].outputs.add(output)
         self._owed[key] = None
         if output.finish_reason is not None:
-            self._end(key, output.finish_reason)
+            self._forget_after(key)
         self._news.set()
 
     def attach(self, offsets: dict[Key, int]) -> object:
@@ -132,7 +110,7 @@ class Feed:
         self._owed.clear()
         for key, run in self._runs.items():
             if key in offsets:
-                run.given = offsets[key] - run.base
+                run.given = offsets[key]
                 self._owed[key] = None
         self._news.set()
         return self._reader
@@ -154,15 +132,15 @@ class Feed:
             return []
         self._news.clear()
         owed, self._owed = self._owed, {}
-        return [self._runs[key].owed(key) for key in owed]
+        return [self._runs[key].owed() for key in owed]
 
     def wake(self) -> None:
         """Let the reader look up although nothing is owed."""
         self._news.set()
 
-    def _end(self, key: Key, reason: FinishReason) -> None:
+    def _forget_after(self, key: Key) -> None:
+        """The sequence has ended: it stays for a while only, as those before it."""
         now = time.monotonic()
-        self._runs[key].finish_reason = reason
         self._ended.append((now, key))
         while len(self._ended) > KEPT_ENDED or self._ended[0][0] < now - KEPT_S:
             _, oldest = self._ended.popleft()

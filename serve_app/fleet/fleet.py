@@ -170,7 +170,6 @@ class Fleet:
         submit = Submit(
             request_id=request.request_id,
             attempt=request.attempt,
-            epoch=self._admission.epoch,
             prompt_ids=generation.prompt_ids,
             prior_output_ids=tuple(output_ids),
             sampling=_paid_for(generation.sampling, grant.max_tokens),

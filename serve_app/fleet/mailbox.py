@@ -10,7 +10,7 @@ import asyncio
 
 import msgspec
 
-from replica.messages import Output, Submit, TokenLogprobs
+from replica.messages import Output, OutputBuffer, Submit
 
 
 class ReplicaLost(Exception):
@@ -27,33 +27,26 @@ class Mailbox:
 
     def __init__(self, submit: Submit) -> None:
         self.submit = submit
-        self.offset = len(submit.prior_output_ids)
-        """Output tokens received, prior output included."""
         self.submitted = False
         """The replica has confirmed the submit."""
-        self._newest: Output | None = None
-        self._unread: list[int] = []
-        self._unread_logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+        self._unread = self._buffer(len(submit.prior_output_ids))
+        self._anything = False
+        """There is something unread: tokens or an end."""
         self._failure: Exception | None = None
         self._news = asyncio.Event()
+
+    @property
+    def offset(self) -> int:
+        """Output tokens received, prior output included."""
+        return self._unread.end
 
     def put(self, output: Output) -> None:
         """Take what is new in `output`. Raises ValueError if tokens before it are missing."""
         if output.finish_reason == "moved":
             self.fail(ReplicaLost("its replica is being removed", suspect=False))
             output = msgspec.structs.replace(output, finish_reason=None)
-        seen = self.offset - output.offset
-        if seen < 0:
-            raise ValueError(f"{-seen} tokens of request {output.request_id} are missing")
-        new_ids = output.token_ids[seen:]
-        if new_ids or output.finish_reason is not None:
-            self.offset += len(new_ids)
-            self._unread += new_ids
-            self._unread_logprobs += output.logprobs[seen:]
-            if not seen:
-                self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
-            self._newest = output
+        if self._unread.add(output):
+            self._anything = True
             self._news.set()
 
     def fail(self, error: Exception) -> None:
@@ -64,19 +57,14 @@ class Mailbox:
     async def get(self) -> Output:
         """Everything unread, as one output. Raises what `fail` was given."""
         await self._news.wait()
-        if self._newest is None:
+        if not self._anything:
             assert self._failure is not None
             raise self._failure
-        output = msgspec.structs.replace(
-            self._newest,
-            offset=self.offset - len(self._unread),
-            token_ids=tuple(self._unread),
-            logprobs=tuple(self._unread_logprobs),
-            prompt_logprobs=self._prompt_logprobs,
-        )
-        self._newest, self._prompt_logprobs = None, ()
-        self._unread.clear()
-        self._unread_logprobs.clear()
+        output = self._unread.since(self._unread.start)
+        self._unread, self._anything = self._buffer(self.offset), False
         if self._failure is None:
             self._news.clear()
         return output
+
+    def _buffer(self, offset: int) -> OutputBuffer:
+        return OutputBuffer(self.submit.request_id, self.submit.attempt, offset)

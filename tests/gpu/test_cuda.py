@@ -1,4 +1,4 @@
-"""Recordings on a GPU: replayed, renewed, and shared memory."""
+"""Recordings on a GPU, and times of events."""
 
 from __future__ import annotations
 
@@ -8,48 +8,18 @@ import torch
 from replica.device.cuda import CudaRecorder
 
 
-@pytest.fixture
-def recorder(device) -> CudaRecorder:
-    return CudaRecorder(device)
-
-
-def doubling(x: torch.Tensor, y: torch.Tensor):
-    return lambda: y.copy_(x * 2)
-
-
-def test_a_recording_is_renewed_in_place_where_its_structure_is_the_same(device, recorder):
-    compute = device.stream("compute")
-    made = []
-    first, second = (
-        (torch.full((4,), value, device=device.memory), torch.zeros(4, device=device.memory))
-        for value in (1.0, 5.0)
-    )
-    device.settle()
-    compute.run(lambda: made.append(recorder(doubling(*first))))
-    (recording,) = made
-    compute.run(lambda: recording.renew(doubling(*second)))
-    assert recording.updated_in_place
-    second[1].zero_()
-    device.settle()
-    compute.run(recording.replay)
-    device.settle()
-    assert second[1].tolist() == [10.0] * 4
-
-
-def test_a_recording_of_another_structure_is_instantiated_anew(device, recorder):
+def test_a_recording_is_replayed_over_what_its_inputs_hold_then(device):
     compute = device.stream("compute")
     x, y = torch.full((4,), 3.0, device=device.memory), torch.zeros(4, device=device.memory)
     device.settle()
     made = []
-    compute.run(lambda: made.append(recorder(doubling(x, y))))
-    (recording,) = made
-    compute.run(lambda: recording.renew(lambda: y.copy_((x * 2).sin().cos() + 1)))
-    assert not recording.updated_in_place
-    y.zero_()
+    compute.run(lambda: made.append(CudaRecorder(device)(lambda: y.copy_(x * 2))))
     device.settle()
-    compute.run(recording.replay)
+    x.fill_(5.0)
     device.settle()
-    torch.testing.assert_close(y, (x * 2).sin().cos() + 1)
+    compute.run(made[0].replay)
+    device.settle()
+    assert y.tolist() == [10.0] * 4
 
 
 def test_events_are_times_on_the_clock_of_the_host(device):

@@ -49,7 +49,7 @@ async def test_answers_of_the_process_equal_the_reference(folder):
     try:
         assert (client.ready.vocab_size, client.ready.eos_token_ids) == (260, (256,))
         assert client.ready.max_model_len == 512
-        assert client.starting_s > client.ready.load_s > 0
+        assert client.starting_s > 0
         prompts = {f"r{i}": tuple(range(i, i + 20)) for i in range(6)}
         for name, prompt in prompts.items():
             client.send(submit(name, prompt, max_tokens=12))

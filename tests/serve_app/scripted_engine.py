@@ -44,7 +44,6 @@ class ScriptedEngine(EngineClient):
             max_rows=config.max_rows,
             block_size=config.block_size,
             num_blocks=config.num_blocks,
-            load_s=0.0,
         )
         self.starting_s = 0.0
         self.running: dict[Key, tuple[Submit, int]] = {}

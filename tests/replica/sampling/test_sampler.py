@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from replica.io_slot import FIRST_STOP_ID, NEUTRAL, Sizes, input_layout, packed
+from replica.messages import Sampling
 from replica.sampling.rng import uniform
 from replica.sampling.sampler import Sampler, keep_most_likely
-from replica.scheduling.batch import Batch
+from replica.scheduling.batch import Batch, NewRow
 
 VOCAB = 50
 
@@ -49,13 +50,17 @@ def sample(
     inputs["row_floats"][:] = torch.tensor(NEUTRAL)
     for column, number in enumerate((temperature, top_p, min_p)):
         inputs["row_floats"][:, column] = torch.as_tensor(number)
-    rows = np.arange(count, dtype=np.int32)
+    none = np.zeros(0, np.int32)
+    new_rows = tuple(
+        NewRow(row, Sampling(max_tokens=1), stop_ids, hold_until, none, none)
+        for row in range(count)
+    )
     filtered = (
         (torch.as_tensor(top_k) > 0) | (torch.as_tensor(top_p) < 1) | (torch.as_tensor(min_p) > 0)
     )
     batch = replace(
         Batch.padding(count),
-        new_rows=rows,
+        new_rows=new_rows,
         greedy=bool((inputs["row_floats"][:, 0] == 0).all()),
         filtered=bool(filtered.any()),
         held=hold_until > 0,

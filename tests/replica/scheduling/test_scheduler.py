@@ -38,6 +38,8 @@ class World:
         self.scheduler = Scheduler(self.rows, self.blocks, max_step_tokens=tokens)
         self.flight: deque[Batch] = deque()
         self.batches: list[Batch] = []
+        self.owners: dict[int, list[Sequence]] = {}
+        """Whose the rows of each step were when it was launched."""
         self.produced: dict[str, list[int]] = {}
         self.reasons: dict[str, str] = {}
 
@@ -50,6 +52,7 @@ class World:
         if batch is not None:
             self.flight.append(batch)
             self.batches.append(batch)
+            self.owners[batch.step] = [self.rows.sequence(row) for row in batch.rows.tolist()]
             self._check_writes(batch)
         depth = 1 if overlap and batch is not None else 0
         output = self._collect(token) if len(self.flight) > depth else None
@@ -70,6 +73,12 @@ class World:
             self.step()
         raise AssertionError("work is left and nothing moves")
 
+    def chunk(self, batch: Batch | None, name: str) -> int:
+        """Tokens that the step computes for a request."""
+        assert batch is not None
+        names = [sequence.request_id for sequence in self.owners[batch.step]]
+        return int(batch.lengths[names.index(name)]) if name in names else 0
+
     def _collect(self, token: int) -> StepOutput:
         batch = self.flight.popleft()
         return StepOutput(batch, np.full(len(batch.samples), token, np.int64))
@@ -77,7 +86,8 @@ class World:
     def _check_writes(self, batch: Batch) -> None:
         """C04: a block that a step in flight names belongs to the same sequence still."""
         for flying in self.flight:
-            for row, sequence in zip(flying.rows.tolist(), flying.sequences, strict=True):
+            owners = self.owners[flying.step]
+            for row, sequence in zip(flying.rows.tolist(), owners, strict=True):
                 assert self.rows.sequences[row] is sequence, "row released in flight"
         for row, start, length in zip(batch.rows, batch.starts, batch.lengths, strict=True):
             named = self.rows.block_table[row, : -(-(start + length) // SIZE)]
@@ -86,23 +96,13 @@ class World:
             assert self.rows.known[row] + self.rows.in_flight[row] <= self.rows.limit[row]
 
 
-def chunk(batch: Batch | None, name: str) -> int:
-    """Tokens that the step computes for a request."""
-    assert batch is not None
-    return sum(
-        int(length)
-        for sequence, length in zip(batch.sequences, batch.lengths, strict=True)
-        if sequence.request_id == name
-    )
-
-
 def test_running_rows_come_first_then_prompts_within_the_budget():
     world = World(tokens=8)
     world.add(request("a", 3))
     world.step()
     world.add(request("b", 20))
     batch = world.step()
-    assert (chunk(batch, "a"), chunk(batch, "b")) == (1, 7)
+    assert (world.chunk(batch, "a"), world.chunk(batch, "b")) == (1, 7)
     assert batch is not None
     assert batch.num_tokens <= 8
 

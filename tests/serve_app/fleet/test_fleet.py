@@ -42,7 +42,6 @@ async def test_the_engine_is_told_what_concerns_it(world: World) -> None:
     assert submits == [
         Submit(
             request_id="r",
-            epoch=world.admission.router.epoch,
             prompt_ids=(1, 2, 3),
             sampling=Sampling(max_tokens=5),
             cache_salt="tenant:acme",

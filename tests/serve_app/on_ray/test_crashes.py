@@ -21,7 +21,6 @@ import openai
 import pytest
 
 from tests.oracle import Oracle
-from tests.serve_app.on_ray.conftest import MAX_ROWS
 from tests.serve_app.on_ray.site import (
     Site,
     actors,
@@ -112,7 +111,7 @@ async def _complete(site: Site, client: httpx.AsyncClient, victim: int) -> bool:
         stats = await site.stats()
     except Exception:
         return False
-    return all(one.free_rows == MAX_ROWS and one.free_blocks == 8192 for one in stats)
+    return all(one.running == 0 and one.free_blocks == 8192 for one in stats)
 
 
 @pytest.mark.parametrize("kind", VICTIMS)

@@ -15,7 +15,6 @@ READY = Ready(
     max_rows=8,
     block_size=16,
     num_blocks=100,
-    load_s=0.0,
 )
 
 
