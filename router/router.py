@@ -15,7 +15,7 @@ from router.accounts import Accounts, Spent
 from router.dispatcher import Dispatcher
 from router.gate import MIN_RETRY_S, Gate
 from router.groups import for_all, groups
-from router.ingress import Ingress
+from router.ingress_state import IngressState
 from router.latencies import Latencies
 from router.ledger import Journal, Running
 from router.messages import (
@@ -77,14 +77,14 @@ class Router:
         self.accounts = Accounts(clock, wall, prices)
         self._pools = Pools(policy, clock, report_timeout_s, self.accounts)
         self._gate = Gate(self._pools, policy)
-        self._ingresses: dict[str, Ingress] = {}
+        self._ingresses: dict[str, IngressState] = {}
         self._news: set[str] = set()
         self._tenants: dict[str, Tenant] = {}
         self.update_tenants(tenants)
 
     def sync(self, sync: Sync) -> SyncReply:
         """Take over the state of an ingress and answer with what is true now."""
-        ingress = self._ingresses.get(sync.ingress) or Ingress(sync.ingress)
+        ingress = self._ingresses.get(sync.ingress) or IngressState(sync.ingress)
         if sync.sequence < ingress.sequence:
             return self._reply(ingress)
         if not ingress.knows(sync, self.epoch):
@@ -207,7 +207,7 @@ class Router:
         for name in rates.keys() & quotas.keys():
             quotas[name].learn_rates(rates[name])
 
-    def _settle(self, ingress: Ingress, endings: Iterable[Ending], resumed: bool) -> None:
+    def _settle(self, ingress: IngressState, endings: Iterable[Ending], resumed: bool) -> None:
         """Book each ending when it is first shown."""
         settled = {}
         for ending in endings:
@@ -224,7 +224,7 @@ class Router:
                 self._end(ingress, request, ending.outcome, slo_met=self._slo_met(ending))
         ingress.settled = settled
 
-    def _confirm(self, ingress: Ingress, lease: LeaseInfo, resumed: bool) -> None:
+    def _confirm(self, ingress: IngressState, lease: LeaseInfo, resumed: bool) -> None:
         """A lease that is shown is a fact, whatever was known of it."""
         info = lease.request
         request = ingress.requests.get(info.request_id)
@@ -241,7 +241,7 @@ class Router:
         request.gpu_s = lease.gpu_s
         self._pool(request).progress(request, lease.produced, lease.cached)
 
-    def _still_waits(self, ingress: Ingress, info: RequestInfo) -> bool:
+    def _still_waits(self, ingress: IngressState, info: RequestInfo) -> bool:
         """Whether a request shown as waiting was admitted before."""
         request = ingress.requests.get(info.request_id)
         if request is None:
@@ -263,7 +263,7 @@ class Router:
         return True
 
     def _admit(
-        self, ingress: Ingress, newcomers: Iterable[RequestInfo], again: Set[str]
+        self, ingress: IngressState, newcomers: Iterable[RequestInfo], again: Set[str]
     ) -> list[Refusal]:
         """Queue what has room, then what starts at once; refuse the rest. A group is one or the
         other as a whole.
@@ -298,7 +298,7 @@ class Router:
         return refusals
 
     def _count_refusals(
-        self, ingress: Ingress, refusals: list[Refusal], infos: Mapping[str, RequestInfo]
+        self, ingress: IngressState, refusals: list[Refusal], infos: Mapping[str, RequestInfo]
     ) -> None:
         """Each one once, however often the ingress asks before it has heard."""
         ids = {refusal.request_id for refusal in refusals}
@@ -311,7 +311,7 @@ class Router:
             self.accounts.ledger.refuse(info)
 
     def _enter(
-        self, ingress: Ingress, group: Sequence[RequestInfo], again: bool = False
+        self, ingress: IngressState, group: Sequence[RequestInfo], again: bool = False
     ) -> list[Refusal]:
         requests = [self._new(ingress.name, info) for info in group]
         refusal = self._gate.admit(*requests, again=again)
@@ -339,7 +339,7 @@ class Router:
         estimates = self._pools.of(info.model).estimates
         return Request(info, ingress, estimates.output(info.tenant, info.max_tokens))
 
-    def _add(self, ingress: Ingress, info: RequestInfo) -> Request:
+    def _add(self, ingress: IngressState, info: RequestInfo) -> Request:
         request = self._new(ingress.name, info)
         ingress.add([request])
         return request
@@ -355,7 +355,7 @@ class Router:
 
     def _end(
         self,
-        ingress: Ingress,
+        ingress: IngressState,
         request: Request,
         outcome: Outcome | None,
         *,
@@ -382,7 +382,7 @@ class Router:
                 self._news.add(request.ingress)
 
     def _reply(
-        self, ingress: Ingress, refusals: Iterable[Refusal] = (), asking: Iterable[str] = ()
+        self, ingress: IngressState, refusals: Iterable[Refusal] = (), asking: Iterable[str] = ()
     ) -> SyncReply:
         tenants = ingress.tenants.keys() | ingress.settled.values()
         quotas = self.accounts.quotas

@@ -114,7 +114,7 @@ class Ingress:
             self._config.api,
             tag_requests=False,
             layers=layers,
-            refused=self._client.door.refused,
+            refused=self._client.early_refusals.refused,
         )
 
     def _layers(self) -> list[Middleware]:
@@ -158,8 +158,8 @@ class Ingress:
 
     def _check(self) -> None:
         """Raises RuntimeError when this ingress can no longer be granted anything."""
-        self._client.check()
-        self._membership.check()
+        self._client.raise_if_dead()
+        self._membership.raise_if_dead()
         if self._watch.done():
             raise RuntimeError("this ingress would not end what runs when it has to go")
 

@@ -76,8 +76,8 @@ class Replica:
 
     def _check(self) -> None:
         """Raises RuntimeError when the engine is gone, or nobody would hear of this replica."""
-        self._host.check()
-        self._membership.check()
+        self._host.raise_if_dead()
+        self._membership.raise_if_dead()
         if self._reports.done():
             raise RuntimeError("this replica has stopped to report")
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replica.scheduling.batch import Batch, Int32s
-from replica.scheduling.budget import CostModel
+from replica.scheduling.step_budget import CostModel
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ import numpy as np
 from replica.messages import FinishReason, Output
 from replica.scheduling.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, StepOutput
 from replica.scheduling.block_manager import BlockManager
-from replica.scheduling.budget import Budget, CostModel
+from replica.scheduling.step_budget import StepBudget, CostModel
 from replica.scheduling.describe import describe
 from replica.scheduling.rows import NEVER, Rows
 from replica.scheduling.scores import deliver_scores, logprobs_of_prompts, logprobs_of_tokens
@@ -240,14 +240,14 @@ class Scheduler:
         travelling = [row for row in self._new_rows if rows.sequence(row).sampling.shaped]
         return rows.max_model_len - int(rows.known[travelling].sum())
 
-    def _budget(self, decodes: Indices) -> Budget:
+    def _budget(self, decodes: Indices) -> StepBudget:
         """What these decode rows leave of a step for prompt chunks."""
         keys = int(self.rows.scheduled[decodes].sum())
         ms = self._step_budget_ms - self.cost.base_ms(len(decodes), keys)
         least_ms = LEAST_FOR_PROMPTS * self._step_budget_ms
-        return Budget(self._max_step_tokens - len(decodes), max(ms, least_ms), self.cost)
+        return StepBudget(self._max_step_tokens - len(decodes), max(ms, least_ms), self.cost)
 
-    def _prompt_chunks(self, admitted: list[int], budget: Budget) -> dict[int, int]:
+    def _prompt_chunks(self, admitted: list[int], budget: StepBudget) -> dict[int, int]:
         """Tokens per prompt row. The first prompt leaves a reserve to the shortest others, so
         that a long one delays nobody's first token by more than a few steps."""
         rows, pending = self.rows, self.rows.pending
@@ -260,7 +260,7 @@ class Scheduler:
 
         scores = MAX_SCORES
 
-        def give(budget: Budget, candidates: Iterable[int]) -> None:
+        def give(budget: StepBudget, candidates: Iterable[int]) -> None:
             nonlocal scores
             for row in candidates:
                 start = int(rows.scheduled[row]) + sizes[row]

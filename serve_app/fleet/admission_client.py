@@ -37,7 +37,7 @@ from serve_app.fleet.orders import NO_ORDERS, Orders
 from serve_app.fleet.refill import after, left
 from serve_app.fleet.waiting_set import WaitingSet
 from serve_app.protocol.backend import Stopped
-from serve_app.throttling.door import Door
+from serve_app.throttling.early_refusals import EarlyRefusals
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class AdmissionClient:
         self._returned: dict[str, Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, dict[str, float]] = {}
-        self.door = Door()
+        self.early_refusals = EarlyRefusals()
         self._rate_limits: dict[str, _Told] = {}
         """What was told last of each tenant."""
         self._rates_to_repeat: tuple[int, dict[str, _Told]] = (0, {})
@@ -138,7 +138,7 @@ class AdmissionClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def check(self) -> None:
+    def raise_if_dead(self) -> None:
         """Raises RuntimeError when this client has stopped to sync."""
         if any(task.done() for task in self._tasks):
             raise RuntimeError("the conversation with Admission has stopped")
@@ -189,7 +189,7 @@ class AdmissionClient:
 
     def obey(self, orders: Orders) -> dict[str, Stopped]:
         """End what waits against `orders`. Returns what runs against them, by request id."""
-        self.orders, self.door.stopped = orders, orders.against_all_of
+        self.orders, self.early_refusals.stopped = orders, orders.against_all_of
         for waiting in self._waiting.values():
             stopped = orders.against(waiting.request)
             if stopped is not None and not waiting.granted.done():
@@ -259,7 +259,7 @@ class AdmissionClient:
         """Account for what runs, and give its place back."""
         lease = self._leases.pop(request_id, None)
         if lease is not None:
-            self.door.moved(lease.request.tenant)
+            self.early_refusals.moved(lease.request.tenant)
             self._endings[request_id] = lease.ending(outcome)
             if outcome is not Outcome.FAILED:
                 self._returned[request_id] = lease
@@ -359,11 +359,11 @@ class AdmissionClient:
             self._returned.pop(request_id, None)
         refusals = [(self._waiting.leave(each.request_id), each) for each in reply.refusals]
         for waiting in self._waiting.heard(self._sequence):
-            self.door.answer(waiting.request.tenant, None)
+            self.early_refusals.answer(waiting.request.tenant, None)
         for refused, refusal in refusals:
             if refused is not None:
                 refused.refuse(refusal)
-                self.door.answer(refused.request.tenant, refusal)
+                self.early_refusals.answer(refused.request.tenant, refusal)
         for grant in reply.grants:
             self._take(grant)
 
@@ -389,6 +389,6 @@ class AdmissionClient:
             return
         if not waiting.granted.done():
             self._waiting.leave(grant.request_id)
-            self.door.moved(waiting.request.tenant)
+            self.early_refusals.moved(waiting.request.tenant)
             self._leases[grant.request_id] = waiting.lease(grant)
             waiting.granted.set_result(grant)

@@ -72,7 +72,7 @@ class EngineHost:
         self._events.cancel()
         await self._engine.close()
 
-    def check(self) -> None:
+    def raise_if_dead(self) -> None:
         """Raises RuntimeError when the engine is gone or hangs."""
         if self.failure:
             raise RuntimeError(self.failure)

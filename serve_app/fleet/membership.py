@@ -28,7 +28,7 @@ class Membership:
         self._on_change = on_change
         self._members = Members(on_change)
 
-    def check(self) -> None:
+    def raise_if_dead(self) -> None:
         """Raises ValueError when there is no controller any more."""
         if not self._members.told:
             self._members = Members(self._on_change)

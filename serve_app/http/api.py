@@ -30,7 +30,7 @@ from serve_app.http.pacing import Pace
 from serve_app.http.parameters import check_ids, check_prompt, check_prompt_logprobs, sampling
 from serve_app.http.replies import Reply
 from serve_app.http.streaming import EventStream, PlainAnswer
-from serve_app.http.wire import ChatShape, CompletionShape, Echo, Shape, Telling
+from serve_app.http.wire import ChatFormat, CompletionFormat, Echo, EndpointFormat, ShownLogprobs
 from serve_app.protocol import errors
 from serve_app.protocol.backend import Generation, ServedModel, Unavailable
 from serve_app.protocol.errors import invalid, too_long
@@ -49,9 +49,9 @@ from serve_app.text.grammars import grammar_of
 from serve_app.text.sequence_text import SequenceText
 from serve_app.text.tool_calls import ToolCallReader
 from serve_app.throttling.call_rate import CallRate
-from serve_app.throttling.door import DoorKeeper, RefusedNow
+from serve_app.throttling.early_refusals import RefuseEarly, RefusedNow
 from serve_app.throttling.fair_work import FairWork, Run
-from serve_app.throttling.toll import Toll
+from serve_app.throttling.refusal_limit import RefusalLimit
 
 logger = logging.getLogger(__name__)
 
@@ -84,9 +84,9 @@ def create_app(
     made = msgspec.json.encode(document(app, _version()))
     app.add_api_route("/openapi.json", lambda: Response(made, media_type=JSON), methods=["GET"])
     errors.install(app)
-    app.add_middleware(DoorKeeper, refused=refused)
-    toll = Toll(limits.refusals_per_minute)
-    app.add_middleware(BearerAuth, find_tenant=find_tenant, toll=toll)
+    app.add_middleware(RefuseEarly, refused=refused)
+    refusal_limit = RefusalLimit(limits.refusals_per_minute)
+    app.add_middleware(BearerAuth, find_tenant=find_tenant, refusal_limit=refusal_limit)
     app.add_middleware(Edge, tag=tag_requests)
     for layer in (*layers, *cross_origin(limits.cors_origins)):
         app.add_middleware(layer.cls, *layer.args, **layer.kwargs)
@@ -216,13 +216,13 @@ class Api:
             only_calls=body.tool_mode != "auto",
             only_first=body.structure is not None,
         )
-        shape = ChatShape(
-            _telling(offer, body),
+        endpoint = ChatFormat(
+            _shown_logprobs(offer, body),
             new_caller=new_caller if tools else None,
             reasoning=tags,
             thinking=tags is not None and tags.is_open(text),
         )
-        return self._answer(request, body, offer, model, prompts, shape, grammar), body
+        return self._answer(request, body, offer, model, prompts, endpoint, grammar), body
 
     async def _completion(self, request: Request) -> tuple[Answer, CompletionRequest]:
         body = await self._bodies.read(request, CompletionRequest)
@@ -232,8 +232,8 @@ class Api:
         prompts = [await _prompt_ids(prompt, offer, model, run) for prompt in body.prompt]
         grammar = await grammar_of(body, model, self._try(request), run)
         echoes = await run(partial(_echoes, offer, body, prompts)) if body.echo else ()
-        shape = CompletionShape(_telling(offer, body), echoes)
-        return self._answer(request, body, offer, model, prompts, shape, grammar), body
+        endpoint = CompletionFormat(_shown_logprobs(offer, body), echoes)
+        return self._answer(request, body, offer, model, prompts, endpoint, grammar), body
 
     def _run(self, request: Request) -> Run:
         """Does what takes long, in the tenant's turn."""
@@ -269,12 +269,12 @@ class Api:
         offer: Offer,
         model: ServedModel,
         prompts: Sequence[tuple[int, ...]],
-        shape: Shape,
+        endpoint: EndpointFormat,
         grammar: str,
     ) -> Answer:
         """n choices for each prompt. What can be refused has been when this returns."""
         check_prompt_logprobs(body, prompts)
-        reply = Reply(shape, model.name)
+        reply = Reply(endpoint, model.name)
         records.current().answer_id = reply.id
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
@@ -294,7 +294,7 @@ class Api:
                 )
                 text = _new_text(offer, body)
                 choices.append(Choice(index, generation, text, silent=body.no_output))
-        request.state.checked = True  # see `serve_app.throttling.toll`
+        request.state.checked = True  # see `serve_app.throttling.refusal_limit`
         run = partial(self._work.run, request.state.tenant.id)
         return Answer(offer.backend, choices, len(prompts), body.shown_per_prompt, reply, run)
 
@@ -335,8 +335,8 @@ def _new_text(offer: Offer, body: GenerationRequest) -> SequenceText:
     )
 
 
-def _telling(offer: Offer, body: GenerationRequest) -> Telling:
-    return Telling(
+def _shown_logprobs(offer: Offer, body: GenerationRequest) -> ShownLogprobs:
+    return ShownLogprobs(
         offer.token_texts,
         sampled=body.alternatives is not None,
         prompt=body.prompt_logprobs is not None,

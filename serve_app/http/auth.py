@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.tenant import Tenant
 from serve_app.protocol.errors import ApiError
-from serve_app.throttling.toll import Payer, Toll
+from serve_app.throttling.refusal_limit import Payer, RefusalLimit
 
 FindTenant: TypeAlias = Callable[[str | None], Tenant | None]
 """The tenant whose key this is, or the anonymous one where there is no key at all. It takes the
@@ -27,12 +27,12 @@ PUBLIC_PATHS = frozenset({"/health", "/ready"})
 
 class BearerAuth:
     """ASGI middleware that puts the tenant into `request.state.tenant`, or answers 401. What is
-    refused costs `toll`: the tenant, or the address of who shows no key of one."""
+    refused costs `refusal_limit`: the tenant, or the address of who shows no key of one."""
 
-    def __init__(self, app: ASGIApp, find_tenant: FindTenant, toll: Toll) -> None:
+    def __init__(self, app: ASGIApp, find_tenant: FindTenant, refusal_limit: RefusalLimit) -> None:
         self._app = app
         self._find_tenant = find_tenant
-        self._toll = toll
+        self._refusal_limit = refusal_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or _is_public(scope):
@@ -48,7 +48,7 @@ class BearerAuth:
             scope.setdefault("state", {})["tenant"] = tenant
             app = self._app
         payer = _payer(scope, tenant if key else None)
-        await self._toll.serve(payer, app, scope, receive, send)
+        await self._refusal_limit.serve(payer, app, scope, receive, send)
 
 
 def _payer(scope: Scope, tenant: Tenant | None) -> Payer:

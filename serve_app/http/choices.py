@@ -14,7 +14,7 @@ from replica.messages import TokenLogprobs
 from serve_app.protocol.backend import Backend, Delta, EngineFailure, Enough, Generation
 from serve_app.telemetry import records
 from serve_app.telemetry.breakdown import Phase
-from serve_app.text.logprobs import ToldToken
+from serve_app.text.logprobs import ShownToken
 from serve_app.text.sequence_text import Ending, SequenceText
 
 
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
     choice: int
     text: str
     ending: Ending | None
-    tokens: tuple[ToldToken, ...] = ()
+    tokens: tuple[ShownToken, ...] = ()
     """The tokens of the text, if log probabilities were asked for."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """In the first piece, if they were asked for."""

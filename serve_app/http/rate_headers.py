@@ -1,7 +1,7 @@
 """What is left of a tenant's rates, on every answer that it gets.
 
 ASGI middleware outside all others. It knows no routes, and whose answer it is only from what
-authentication and `serve_app.throttling.toll` have left in the scope.
+authentication and `serve_app.throttling.refusal_limit` have left in the scope.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Answers of OpenAI's API: the JSON of whole answers, and the events of streamed ones.
 
-The two endpoints differ in shape only (`serve_app.http.wire`). The module knows neither HTTP nor
+The two endpoints differ in format only (`serve_app.http.wire`). The module knows neither HTTP nor
 where texts come from.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from serve_app.http.choices import Choice, Piece, joined
-from serve_app.http.wire import Shape
+from serve_app.http.wire import EndpointFormat
 
 _encode = msgspec.json.Encoder().encode
 SEPARATORS = ("\u0085", "\u2028", "\u2029")
@@ -51,9 +51,9 @@ class Usage(msgspec.Struct):
 class Reply:
     """Writes the answer to one request, whole or by events."""
 
-    def __init__(self, shape: Shape, model: str) -> None:
-        self.id = shape.prefix + uuid.uuid4().hex
-        self._shape = shape
+    def __init__(self, endpoint: EndpointFormat, model: str) -> None:
+        self.id = endpoint.prefix + uuid.uuid4().hex
+        self._endpoint = endpoint
         self._model = model
         self._created = int(time.time())
 
@@ -65,13 +65,13 @@ class Reply:
         for piece in pieces:
             by_choice.setdefault(piece.choice, []).append(piece)
         choices = [
-            self._shape.choice(joined(by_choice[index]), prompts[index])
+            self._endpoint.choice(joined(by_choice[index]), prompts[index])
             for index in sorted(by_choice)
         ]
-        return _encode({**self._head(self._shape.object), "choices": choices, "usage": usage})
+        return _encode({**self._head(self._endpoint.object), "choices": choices, "usage": usage})
 
     def events(self, include_usage: bool) -> EventWriter:
-        return EventWriter(self._head(self._shape.chunk_object), self._shape, include_usage)
+        return EventWriter(self._head(self._endpoint.chunk_object), self._endpoint, include_usage)
 
     def _head(self, kind: str) -> dict[str, object]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
@@ -80,8 +80,8 @@ class Reply:
 class EventWriter:
     """Writes the events of one stream. All but the choice is the same bytes in each."""
 
-    def __init__(self, head: dict[str, object], shape: Shape, include_usage: bool) -> None:
-        self._shape = shape
+    def __init__(self, head: dict[str, object], endpoint: EndpointFormat, include_usage: bool) -> None:
+        self._endpoint = endpoint
         self._include_usage = include_usage
         self._begin = b"data: " + one_line(_encode(head))[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -92,11 +92,11 @@ class EventWriter:
         return b"".join(map(self._piece, pieces))
 
     def _piece(self, piece: Piece) -> bytes:
-        events = b"".join(map(self._event, self._shape.chunks(piece)))
+        events = b"".join(map(self._event, self._endpoint.chunks(piece)))
         if piece.choice in self._opened:
             return events
         self._opened.add(piece.choice)
-        return self._event(self._shape.opening(piece)) + events
+        return self._event(self._endpoint.opening(piece)) + events
 
     def _event(self, choice: msgspec.Struct | None) -> bytes:
         return b"" if choice is None else self._begin + one_line(_encode(choice)) + self._end

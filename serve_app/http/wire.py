@@ -19,7 +19,7 @@ from serve_app.http.choices import Piece
 from serve_app.text.logprobs import (
     ChatLogprobs,
     TextLogprobs,
-    ToldToken,
+    ShownToken,
     for_chat,
     for_prompt,
     for_text,
@@ -100,7 +100,7 @@ class TextChoice(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Telling:
+class ShownLogprobs:
     """Which log probabilities an answer shows; the engine may have computed more."""
 
     texts: TokenTexts
@@ -115,7 +115,7 @@ class Telling:
         return for_prompt(prompt_ids, told, self.texts) if self.prompt else msgspec.UNSET
 
 
-class Shape(ABC):
+class EndpointFormat(ABC):
     """What differs between the endpoints."""
 
     prefix: str
@@ -136,12 +136,12 @@ class Shape(ABC):
         """A whole choice, of which `piece` holds everything."""
 
 
-class ChatShape(Shape):
+class ChatFormat(EndpointFormat):
     prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(
         self,
-        telling: Telling,
+        shown: ShownLogprobs,
         *,
         new_caller: Callable[[], ToolCallReader] | None = None,
         reasoning: ReasoningTags | None = None,
@@ -149,7 +149,7 @@ class ChatShape(Shape):
     ) -> None:
         """new_caller: reads the calls of a choice, if its text may make any. reasoning: it is
         split by these tags. thinking: it begins between them."""
-        self._telling = telling
+        self._shown = shown
         self._callers: defaultdict[int, ToolCallReader] | None = None
         if new_caller is not None:
             self._callers = defaultdict(new_caller)
@@ -189,7 +189,7 @@ class ChatShape(Shape):
             message,
             ending,
             self._told(piece),
-            self._telling.of_prompt(prompt_ids, piece.prompt_logprobs),
+            self._shown.of_prompt(prompt_ids, piece.prompt_logprobs),
         )
 
     def _read(self, piece: Piece) -> tuple[str, str, list[CallDelta], ChatEnding | None]:
@@ -205,7 +205,7 @@ class ChatShape(Shape):
         return thoughts, text, calls, "tool_calls" if called else piece.ending
 
     def _told(self, piece: Piece) -> ChatLogprobs | None:
-        return for_chat(piece.tokens, self._telling.texts) if self._telling.sampled else None
+        return for_chat(piece.tokens, self._shown.texts) if self._shown.sampled else None
 
 
 def _call_delta(call: CallDelta) -> ToolCallDelta:
@@ -229,21 +229,21 @@ class Echo(NamedTuple):
     tokens: tuple[tuple[int, int], ...]
     """(id, characters before it), where log probabilities are shown."""
 
-    def told(self, logprobs: Sequence[TokenLogprobs]) -> list[ToldToken]:
+    def told(self, logprobs: Sequence[TokenLogprobs]) -> list[ShownToken]:
         """logprobs: of all tokens but the first."""
         return [
-            ToldToken(token, offset, told)
+            ShownToken(token, offset, told)
             for (token, offset), told in zip(self.tokens, (None, *logprobs), strict=True)
         ]
 
 
-class CompletionShape(Shape):
+class CompletionFormat(EndpointFormat):
     """`echoes` holds what each choice begins with, where the prompt is echoed."""
 
     prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
-    def __init__(self, telling: Telling, echoes: Sequence[Echo] = ()) -> None:
-        self._telling = telling
+    def __init__(self, shown: ShownLogprobs, echoes: Sequence[Echo] = ()) -> None:
+        self._shown = shown
         self._echoes = echoes
 
     def opening(self, piece: Piece) -> msgspec.Struct | None:
@@ -251,8 +251,8 @@ class CompletionShape(Shape):
             return None
         echo = self._echoes[piece.choice]
         told = None
-        if self._telling.sampled:
-            told = for_text(echo.told(piece.prompt_logprobs), self._telling.texts)
+        if self._shown.sampled:
+            told = for_text(echo.told(piece.prompt_logprobs), self._shown.texts)
         return TextChoice(piece.choice, echo.text, None, told)
 
     def chunks(self, piece: Piece) -> list[msgspec.Struct]:
@@ -271,15 +271,15 @@ class CompletionShape(Shape):
             head + piece.text,
             piece.ending,
             self._told(piece, whole=True),
-            self._telling.of_prompt(prompt_ids, piece.prompt_logprobs),
+            self._shown.of_prompt(prompt_ids, piece.prompt_logprobs),
         )
 
     def _told(self, piece: Piece, whole: bool = False) -> TextLogprobs | None:
-        if not self._telling.sampled:
+        if not self._shown.sampled:
             return None
         if not self._echoes:
-            return for_text(piece.tokens, self._telling.texts)
+            return for_text(piece.tokens, self._shown.texts)
         echo = self._echoes[piece.choice]
         head = echo.told(piece.prompt_logprobs) if whole else []
         behind = [token._replace(offset=len(echo.text) + token.offset) for token in piece.tokens]
-        return for_text([*head, *behind], self._telling.texts)
+        return for_text([*head, *behind], self._shown.texts)

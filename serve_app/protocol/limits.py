@@ -26,7 +26,7 @@ class Limits:
     """Most sequences of one request: prompts times n."""
     refusals_per_minute: int = 600
     """What each tenant, and each address without a key, may be refused before it has to wait. One
-    that read a large body counts more (`serve_app.throttling.toll`)."""
+    that read a large body counts more (`serve_app.throttling.refusal_limit`)."""
     default_max_tokens: int = 1024
     """Output of a chat call that names no limit, if the context has that much room."""
     default_completion_tokens: int = 16

@@ -20,7 +20,7 @@ LEAST = -9999.0
 """Stands for minus infinity and for what is no number, which JSON cannot carry."""
 
 
-class ToldToken(NamedTuple):
+class ShownToken(NamedTuple):
     """A token of an answer, or of an echoed prompt."""
 
     token_id: int
@@ -64,7 +64,7 @@ class PromptToken(msgspec.Struct, gc=False):
     decoded_token: str
 
 
-def for_chat(tokens: Sequence[ToldToken], texts: TokenTexts) -> ChatLogprobs:
+def for_chat(tokens: Sequence[ShownToken], texts: TokenTexts) -> ChatLogprobs:
     content = []
     for token in tokens:
         assert token.logprobs is not None
@@ -74,7 +74,7 @@ def for_chat(tokens: Sequence[ToldToken], texts: TokenTexts) -> ChatLogprobs:
     return ChatLogprobs(content)
 
 
-def for_text(tokens: Sequence[ToldToken], texts: TokenTexts) -> TextLogprobs:
+def for_text(tokens: Sequence[ShownToken], texts: TokenTexts) -> TextLogprobs:
     told = TextLogprobs([], [], [], [])
     for token_id, offset, logprobs in tokens:
         text, _ = texts(token_id)

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from replica.messages import FinishReason, TokenLogprobs
 from serve_app.protocol.backend import EngineFailure
 from serve_app.text.detokenizer import Detokenizer
-from serve_app.text.logprobs import ToldToken
+from serve_app.text.logprobs import ShownToken
 from serve_app.text.stop_strings import StopStrings
 
 Ending: TypeAlias = Literal["stop", "length"]
@@ -37,7 +37,7 @@ class SequenceText:
         self._include_stop = include_stop
         self._spared = min_tokens if stops else 0
         """Tokens to come that no stop string may take from."""
-        self._waiting: list[ToldToken] = []
+        self._waiting: list[ShownToken] = []
         """Tokens whose text is not certain yet, if they are to be told."""
         self.tokens = 0
         """Read so far: those that ended the sequence or completed a stop string included, and
@@ -73,7 +73,7 @@ class SequenceText:
         """A stop string has ended it."""
         return self._stops is not None and self._stops.matched
 
-    def take_tokens(self) -> tuple[ToldToken, ...]:
+    def take_tokens(self) -> tuple[ShownToken, ...]:
         """Tokens whose text has come out since the last call; at the end, all that no stop string
         has cut away."""
         tokens = self._waiting
@@ -88,7 +88,7 @@ class SequenceText:
             return self._detokenizer.push(token_ids)
         pieces = []
         for token, told in zip(token_ids, logprobs, strict=False):
-            self._waiting.append(ToldToken(token, self._read_chars, told))
+            self._waiting.append(ShownToken(token, self._read_chars, told))
             pieces.append(self._detokenizer.push((token,)))
             self._read_chars += len(pieces[-1])
         return "".join(pieces)

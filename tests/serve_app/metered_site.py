@@ -108,7 +108,7 @@ async def metered_site(
     client = AdmissionClient("ingress", admission.sync, admission.watch)
     streams = StepStreams("ingress", transport, lambda replica: admission.offer(replica, 0), client)
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
-    app = create_app([offer], configured.find_by_key, limits, refused=client.door.refused)
+    app = create_app([offer], configured.find_by_key, limits, refused=client.early_refusals.refused)
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
     app.add_middleware(AdminApi, **_administration(admission, client, streams))
     refusals: Counter[tuple[str, str]] = Counter()

@@ -157,7 +157,7 @@ async def test_a_spent_budget_is_there_again_when_its_window_is_over() -> None:
         error_of(reply, 429, "insufficient_quota")
         assert reply.headers["retry-after"] == "2"
         clock.now += 2
-        await asyncio.sleep(SPENT_S)  # the door knows its own clock
+        await asyncio.sleep(SPENT_S)  # early refusals know their own clock
         assert (await site.ask()).status_code == 200
 
 

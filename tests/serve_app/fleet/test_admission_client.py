@@ -271,10 +271,10 @@ async def test_every_sync_tells_how_many_answers_are_due(admission: AdmissionInP
 
 
 async def test_a_client_that_has_stopped_is_unhealthy(client: AdmissionClient) -> None:
-    client.check()
+    client.raise_if_dead()
     await client.close()
     with pytest.raises(RuntimeError, match="stopped"):
-        client.check()
+        client.raise_if_dead()
 
 
 async def test_a_restarted_admission_learns_what_runs(

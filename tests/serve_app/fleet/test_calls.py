@@ -75,5 +75,5 @@ async def test_calls_that_serve_gives_up_by_itself_end_no_conversation() -> None
     client = AdmissionClient("ingress", lost, lost)
     client.start()
     await until(lambda: count > 4, 5)
-    client.check()
+    client.raise_if_dead()
     await client.close()

@@ -122,7 +122,7 @@ async def test_the_last_word_of_a_dead_engine_is_why(
     events = [decode_event(message) async for message in host.steps("x", {})]
     assert events[-1] == Failed(reason="out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
-        host.check()
+        host.raise_if_dead()
 
 
 async def test_an_engine_that_hangs_counts_as_gone(
@@ -130,11 +130,11 @@ async def test_an_engine_that_hangs_counts_as_gone(
 ) -> None:
     monkeypatch.setattr(engine_host, "ENGINE_SILENCE_S", 0.05)
     host = EngineHost(engine)
-    host.check()
+    host.raise_if_dead()
     events = [decode_event(message) async for message in host.steps("x", {})]
     assert isinstance(events[-1], Failed)
     with pytest.raises(RuntimeError, match="silent"):
-        host.check()
+        host.raise_if_dead()
     await host.close()
 
 

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from router.tenant import Tenant, Tenants, digest
 from serve_app.http.auth import PUBLIC_PATHS, BearerAuth
-from serve_app.throttling.toll import Toll
+from serve_app.throttling.refusal_limit import RefusalLimit
 from tests.serve_app.conftest import KEY, Site
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/text")
@@ -154,7 +154,7 @@ def test_a_new_route_is_closed() -> None:
     """C53: default deny, websockets included."""
     tenants = Tenants(tenants=[Tenant(id="acme", keys=[digest(KEY)])])
     app = FastAPI()
-    app.add_middleware(BearerAuth, find_tenant=tenants.find_by_key, toll=Toll(60))
+    app.add_middleware(BearerAuth, find_tenant=tenants.find_by_key, refusal_limit=RefusalLimit(60))
     app.add_api_route("/new", lambda: "open")
     app.add_api_websocket_route("/socket", lambda websocket: websocket.accept())
     client = TestClient(app)
@@ -168,14 +168,14 @@ def test_an_empty_key_belongs_to_nobody() -> None:
     """Even if a digest of nothing was configured by mistake."""
     tenants = Tenants(tenants=[Tenant(id="acme", keys=[digest("")])])
     app = FastAPI()
-    app.add_middleware(BearerAuth, find_tenant=tenants.find_by_key, toll=Toll(60))
+    app.add_middleware(BearerAuth, find_tenant=tenants.find_by_key, refusal_limit=RefusalLimit(60))
     app.add_api_route("/new", lambda: "open")
     assert TestClient(app).get("/new").status_code == 401
 
 
 def test_the_path_behind_a_prefix_is_what_counts() -> None:
     app = FastAPI()
-    app.add_middleware(BearerAuth, find_tenant=Tenants(tenants=[]).find_by_key, toll=Toll(60))
+    app.add_middleware(BearerAuth, find_tenant=Tenants(tenants=[]).find_by_key, refusal_limit=RefusalLimit(60))
     app.add_api_route("/health", lambda: "up")
     client = TestClient(app, root_path="/llm")
     assert client.get("/llm/health").status_code == 200

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serve_app.http.choices import Piece
 from serve_app.http.replies import PromptDetails, Reply, Usage
-from serve_app.http.wire import ChatShape, Telling
+from serve_app.http.wire import ChatFormat, ShownLogprobs
 from serve_app.protocol.requests import ChatRequest
 from serve_app.text.call_forms import HERMES
 from serve_app.text.chat import PromptEncoder
@@ -63,8 +63,8 @@ def answers(draw: st.DrawFn) -> str:
     return text[: draw(st.integers(0, len(text)))] if draw(st.booleans()) else text
 
 
-def shape() -> ChatShape:
-    return ChatShape(Telling(TEXTS), new_caller=ToolCallReader, reasoning=ReasoningTags())
+def shape() -> ChatFormat:
+    return ChatFormat(ShownLogprobs(TEXTS), new_caller=ToolCallReader, reasoning=ReasoningTags())
 
 
 def accumulated(chunks: list[Any]) -> dict[str, Any]:

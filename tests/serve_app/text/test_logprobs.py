@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from replica.messages import TokenLogprobs
-from serve_app.text.logprobs import LEAST, ToldToken, for_chat, for_text
+from serve_app.text.logprobs import LEAST, ShownToken, for_chat, for_text
 from serve_app.text.token_texts import TokenTexts
 from tests.serve_app.asking import CHAT, TEXT, chat, text
 from tests.serve_app.sse import events
@@ -201,7 +201,7 @@ def test_the_likeliest_choices_are_shown(http: httpx.Client, backend: TextBacken
 def test_what_json_cannot_carry_is_a_number(value: float) -> None:
     """C29."""
     texts = TokenTexts(byte_tokenizer().backend_tokenizer)
-    told = [ToldToken(65, 0, TokenLogprobs(value, (65, 66), (0.0, value)))]
+    told = [ShownToken(65, 0, TokenLogprobs(value, (65, 66), (0.0, value)))]
     [content] = for_chat(told, texts).content
     assert msgspec.json.decode(content)["top_logprobs"][1]["logprob"] == LEAST
     assert for_text(told, texts).token_logprobs == [LEAST]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from replica.messages import FinishReason, TokenLogprobs
 from serve_app.protocol.backend import EngineFailure
 from serve_app.text.detokenizer import detokenizers
-from serve_app.text.logprobs import ToldToken
+from serve_app.text.logprobs import ShownToken
 from serve_app.text.sequence_text import Ending, SequenceText
 from tests.serve_app.text_backend import byte_tokenizer
 from tests.serve_app.tokenizers_made import metaspace_tokenizer, wordpiece_tokenizer
@@ -118,7 +118,7 @@ def test_where_it_ends_does_not_depend_on_what_comes_together(
     borders = data.draw(st.sets(st.integers(1, len(drawn))))
     told = tuple(TokenLogprobs(-float(place), (), ()) for place in range(len(drawn)))
 
-    def read(ends: list[int]) -> tuple[str, Ending | None, int, list[ToldToken]]:
+    def read(ends: list[int]) -> tuple[str, Ending | None, int, list[ShownToken]]:
         text = SequenceText(detokenizers(tokenizer)(False), stops, include, minimum)
         out, tokens, ending, start = "", [], None, 0
         for end in ends:

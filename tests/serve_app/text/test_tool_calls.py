@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from serve_app.http.choices import Piece
 from serve_app.http.replies import PromptDetails, Reply, Usage
-from serve_app.http.wire import ChatShape, Telling
+from serve_app.http.wire import ChatFormat, ShownLogprobs
 from serve_app.protocol.conversation import Message
 from serve_app.text.call_forms import HERMES
 from serve_app.text.detokenizer import detokenizers
@@ -119,7 +119,7 @@ def test_an_answer_may_end_at_any_token(cut: int, reason: Ending) -> None:
         pieces.append(Piece(0, *text.read((token,), reason if last else None)))
     if not ids:
         pieces = [Piece(0, "", reason)]
-    shape = partial(ChatShape, Telling(TEXTS), new_caller=ToolCallReader)
+    shape = partial(ChatFormat, ShownLogprobs(TEXTS), new_caller=ToolCallReader)
     body = json.loads(Reply(shape(), "m").whole(pieces, [()], USAGE))["choices"][0]
     content, calls = of_message(body["message"])
     assert Message.model_validate_json(json.dumps(body["message"])), "it is taken back"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.scheduling.budget import Budget, CostModel
+from replica.scheduling.step_budget import StepBudget, CostModel
 
 
 @given(st.floats(0, 1), st.floats(1e-6, 1e-2), st.integers(0, 100_000), st.floats(0.1, 100))
@@ -25,26 +25,26 @@ def test_context_makes_a_chunk_dearer():
 
 
 def test_without_a_time_limit_tokens_alone_count():
-    budget = Budget(100, math.inf, CostModel())
+    budget = StepBudget(100, math.inf, CostModel())
     assert budget.take(0, 60) == 60
     assert budget.take(0, 60) == 40
     assert budget.take(0, 60) == 0
 
 
 def test_a_prompt_whose_context_eats_the_budget_still_goes_on():
-    budget = Budget(100, 1.0, CostModel(token_ms=5.0))
+    budget = StepBudget(100, 1.0, CostModel(token_ms=5.0))
     assert budget.take(0, 60) == 1
     assert budget.take(0, 60) == 0
 
 
 def test_tokens_that_are_scored_cost_more():
-    budget = Budget(100, 10.0, CostModel(token_ms=0.1, score_ms=0.9))
+    budget = StepBudget(100, 10.0, CostModel(token_ms=0.1, score_ms=0.9))
     assert budget.take(0, 60, scored=True) == 10
-    assert Budget(100, 10.0, budget.cost).take(0, 60) == 60
+    assert StepBudget(100, 10.0, budget.cost).take(0, 60) == 60
 
 
 def test_what_a_part_leaves_comes_back():
-    budget = Budget(100, 8.0, CostModel(token_ms=0.1))
+    budget = StepBudget(100, 8.0, CostModel(token_ms=0.1))
     part = budget.split_off(0.25)
     assert (part.tokens, part.ms, budget.tokens, budget.ms) == (25, 2.0, 75, 6.0)
     assert part.take(0, 10) == 10

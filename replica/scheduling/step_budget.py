@@ -57,7 +57,7 @@ class CostModel:
 
 
 @dataclass(slots=True)
-class Budget:
+class StepBudget:
     """The room that one step has left for prompt chunks, in tokens and in time."""
 
     tokens: int
@@ -76,14 +76,14 @@ class Budget:
             self.ms -= cost.ms(start, count)
         return count
 
-    def split_off(self, share: float) -> Budget:
+    def split_off(self, share: float) -> StepBudget:
         """Move `share` of it into a budget of its own."""
-        part = Budget(int(self.tokens * share), self.ms * share, self.cost)
+        part = StepBudget(int(self.tokens * share), self.ms * share, self.cost)
         self.tokens -= part.tokens
         self.ms -= 0.0 if part.ms == math.inf else part.ms
         return part
 
-    def add(self, rest: Budget) -> None:
+    def add(self, rest: StepBudget) -> None:
         """Take back what is left of a part."""
         self.tokens += rest.tokens
         self.ms += 0.0 if rest.ms == math.inf else max(0.0, rest.ms)

@@ -40,7 +40,7 @@ class _Shut:
     """Then one may ask."""
 
 
-class Door:
+class EarlyRefusals:
     """The latest refusal of each tenant. Used from one event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -81,7 +81,7 @@ class Door:
             shut.until = min(shut.until, self._clock())
 
 
-class DoorKeeper:
+class RefuseEarly:
     """ASGI middleware behind authentication."""
 
     def __init__(self, app: ASGIApp, refused: RefusedNow) -> None:

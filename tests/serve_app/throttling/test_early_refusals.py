@@ -11,7 +11,7 @@ from router.messages import Refusal, RefusalKind
 from router.policy import FairPolicy
 from router.quota import FULL_S, SPENT_S
 from serve_app.http.api import create_app
-from serve_app.throttling.door import ANSWER_S, STALE_S, Door
+from serve_app.throttling.early_refusals import ANSWER_S, STALE_S, EarlyRefusals
 from tests.router.world import Clock
 from tests.serve_app.conftest import ACME, KEY, LIMITS
 from tests.serve_app.metered_site import MeteredSite, metered_site, until
@@ -21,44 +21,44 @@ FULL = Refusal("r", "It is full.", 5.0, RefusalKind.RATE, closed_s=0.25)
 
 def test_what_was_said_is_repeated_for_a_moment_and_then_one_asks_anew() -> None:
     clock = Clock()
-    door = Door(clock)
-    assert door.refused("a") is None
-    door.answer("a", FULL)
+    early_refusals = EarlyRefusals(clock)
+    assert early_refusals.refused("a") is None
+    early_refusals.answer("a", FULL)
     clock.now += 0.2
-    told = door.refused("a")
+    told = early_refusals.refused("a")
     assert told is not None
     assert (told.reason, told.kind) == ("It is full.", RefusalKind.RATE)
     assert told.retry_after_s == pytest.approx(4.8)
-    assert door.refused("b") is None
+    assert early_refusals.refused("b") is None
     clock.now += 0.1
-    assert door.refused("a") is None
-    assert door.refused("a") is not None
+    assert early_refusals.refused("a") is None
+    assert early_refusals.refused("a") is not None
     clock.now += ANSWER_S  # the one that asked never got to Admission
-    assert door.refused("a") is None
+    assert early_refusals.refused("a") is None
 
 
 @pytest.mark.parametrize("told", [None, Refusal("r", "Too large.", 5.0)])
 def test_the_door_opens_when_one_is_let_in_or_others_may_be(told: Refusal | None) -> None:
-    door = Door(Clock())
-    door.answer("a", FULL)
-    door.answer("a", told)
-    assert [door.refused("a") for _ in range(3)] == [None] * 3
+    early_refusals = EarlyRefusals(Clock())
+    early_refusals.answer("a", FULL)
+    early_refusals.answer("a", told)
+    assert [early_refusals.refused("a") for _ in range(3)] == [None] * 3
 
 
 def test_one_may_ask_as_soon_as_something_has_moved() -> None:
-    door = Door(Clock())
-    door.answer("a", FULL)
-    door.moved("a")
-    assert door.refused("a") is None
-    assert door.refused("a") is not None
+    early_refusals = EarlyRefusals(Clock())
+    early_refusals.answer("a", FULL)
+    early_refusals.moved("a")
+    assert early_refusals.refused("a") is None
+    assert early_refusals.refused("a") is not None
 
 
 def test_who_comes_long_afterwards_is_let_in_however_many_come_at_once() -> None:
     clock = Clock()
-    door = Door(clock)
-    door.answer("a", FULL)
+    early_refusals = EarlyRefusals(clock)
+    early_refusals.answer("a", FULL)
     clock.now += FULL.closed_s + STALE_S
-    assert [door.refused("a") for _ in range(40)] == [None] * 40
+    assert [early_refusals.refused("a") for _ in range(40)] == [None] * 40
 
 
 class Asked:
@@ -135,7 +135,7 @@ async def test_an_overload_of_everybody_turns_away_at_the_door() -> None:
         tasks = [asyncio.create_task(site.ask(max_tokens=400)) for _ in range(2)]
         await until(lambda: site.admission.router.snapshot().queued == 1)
         assert (await site.ask("b")).status_code == 503
-        refused = site.client.door.refused("b")
+        refused = site.client.early_refusals.refused("b")
         assert refused is not None
         assert refused.kind is RefusalKind.OVERLOAD
         assert {(await task).status_code for task in tasks} == {200}
@@ -145,9 +145,9 @@ async def test_an_overload_of_everybody_turns_away_at_the_door() -> None:
 
 async def test_two_thousand_are_turned_away_in_a_second_of_processor_time() -> None:
     """Of the whole application; it takes a tenth of that."""
-    door, told = Door(), []
-    door.answer("acme", Refusal("r", "It is full.", 5.0, closed_s=1e9))
-    app = create_app([], ACME.find_by_key, LIMITS, refused=door.refused)
+    early_refusals, told = EarlyRefusals(), []
+    early_refusals.answer("acme", Refusal("r", "It is full.", 5.0, closed_s=1e9))
+    app = create_app([], ACME.find_by_key, LIMITS, refused=early_refusals.refused)
     path, headers = "/v1/chat/completions", [(b"authorization", f"Bearer {KEY}".encode())]
 
     async def receive() -> Message:

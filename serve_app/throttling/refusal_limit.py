@@ -32,7 +32,7 @@ Payer = tuple[str, str]
 """A kind, and a name: tenants and addresses do not mix."""
 
 
-class Toll:
+class RefusalLimit:
     """One token bucket for each payer (a tenant or an address)."""
 
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:

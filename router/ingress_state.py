@@ -12,7 +12,7 @@ from router.request import Request, State
 
 
 @dataclass(slots=True)
-class Ingress:
+class IngressState:
     """The requests of one ingress. Mappings are by request id, unless noted."""
 
     name: str

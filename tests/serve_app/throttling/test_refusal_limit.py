@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from router.tenant import Tenant, Tenants, digest
 from serve_app.http.models import Offer
 from serve_app.protocol.limits import Limits
-from serve_app.throttling.toll import BYTES_PER_UNIT, MAX_PAYERS, Toll
+from serve_app.throttling.refusal_limit import BYTES_PER_UNIT, MAX_PAYERS, RefusalLimit
 from tests.router.world import Clock
 from tests.serve_app.conftest import serve_offers
 from tests.serve_app.metered_site import metered_site
@@ -111,7 +111,7 @@ async def test_a_rate_does_not_cost_a_second_time() -> None:
         assert {reply.json()["error"]["code"] for reply in replies[1:]} == {"rate_limit_exceeded"}
 
 
-async def charge(toll: Toll, name: str, read: int = 0, status: int = 400) -> int:
+async def charge(refusal_limit: RefusalLimit, name: str, read: int = 0, status: int = 400) -> int:
     """The status that one gets who sends so many bytes, and would get `status`."""
     told: list[int] = []
 
@@ -129,37 +129,37 @@ async def charge(toll: Toll, name: str, read: int = 0, status: int = 400) -> int
             told.append(message["status"])
 
     scope: Any = {"type": "http", "state": {"checked": status == 0 and name == "checked"}}
-    await toll.serve(("tenant", name), app, scope, receive, send)
+    await refusal_limit.serve(("tenant", name), app, scope, receive, send)
     return told[0]
 
 
 async def test_a_debt_is_over_after_two_minutes() -> None:
     clock = Clock()
-    toll = Toll(10, clock)
-    await asyncio.gather(*(charge(toll, "a", 100 * BYTES_PER_UNIT) for _ in range(24)))
+    refusal_limit = RefusalLimit(10, clock)
+    await asyncio.gather(*(charge(refusal_limit, "a", 100 * BYTES_PER_UNIT) for _ in range(24)))
     clock.now += 60
-    assert await charge(toll, "a") == 429
+    assert await charge(refusal_limit, "a") == 429
     clock.now += 10
-    assert await charge(toll, "a") == 400
+    assert await charge(refusal_limit, "a") == 400
 
 
 @pytest.mark.parametrize(("name", "after"), [("hasty", 429), ("checked", 400)])
 async def test_who_hangs_up_before_the_request_is_checked_pays(name: str, after: int) -> None:
-    toll = Toll(10, Clock())
+    refusal_limit = RefusalLimit(10, Clock())
     with pytest.raises(ClientDisconnect):
-        await charge(toll, name, 20 * BYTES_PER_UNIT, status=0)
-    assert await charge(toll, name) == after
+        await charge(refusal_limit, name, 20 * BYTES_PER_UNIT, status=0)
+    assert await charge(refusal_limit, name) == after
 
 
 @pytest.mark.parametrize("status", [200, 500, 503])
 async def test_nobody_pays_for_what_is_not_their_fault(status: int) -> None:
-    toll = Toll(1, Clock())
-    assert [await charge(toll, "a", BYTES_PER_UNIT, status) for _ in range(3)] == [status] * 3
+    refusal_limit = RefusalLimit(1, Clock())
+    assert [await charge(refusal_limit, "a", BYTES_PER_UNIT, status) for _ in range(3)] == [status] * 3
 
 
 async def test_so_many_payers_are_remembered_and_no_more() -> None:
-    toll = Toll(1, Clock())
+    refusal_limit = RefusalLimit(1, Clock())
     for number in range(MAX_PAYERS + 1):
-        await charge(toll, str(number))
-    assert await charge(toll, "0") == 400
-    assert await charge(toll, str(MAX_PAYERS)) == 429
+        await charge(refusal_limit, str(number))
+    assert await charge(refusal_limit, "0") == 400
+    assert await charge(refusal_limit, str(MAX_PAYERS)) == 429
