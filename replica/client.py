@@ -37,7 +37,7 @@ class EngineClient:
 
     ready: Ready
     starting_s: float
-    """From its spawning until it was ready."""
+    """Seconds from the start of the engine's process until it was ready."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, socket: zmq.asyncio.Socket, folder: str

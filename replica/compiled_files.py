@@ -11,10 +11,10 @@ import struct
 from pathlib import Path
 
 _GROUP = "__grp__"
-"""Begins the name of the file that lists the files of a kernel of Triton's."""
+"""Prefix of the name of the file in which Triton lists the files of one kernel."""
 MAGIC = b"\x7fELF"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-"""Of 64-bit ELF, little end first: the System V ABI's `Elf64_Ehdr`."""
+"""Layout of the header of a 64-bit little-endian ELF file (`Elf64_Ehdr` in the System V ABI)."""
 
 
 def is_whole(path: Path) -> bool:

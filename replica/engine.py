@@ -42,9 +42,10 @@ from replica.watchdog import Watchdog
 
 IDLE_REPORT_S = 1.0
 COMPILER_LOOK_S = 0.001
-"""With nothing to compute, a grammar that is being compiled is waited for in such turns."""
+"""With nothing to compute, the engine waits so long at a time for a grammar that is being
+compiled."""
 REMEMBERED = 4096
-"""Keys of ended and aborted sequences that are known again if their submit comes late."""
+"""How many keys of ended or aborted sequences are kept, so that a late submit of one is ignored."""
 
 
 class Channel(Protocol):

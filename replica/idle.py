@@ -29,7 +29,7 @@ class IdleMeter:
     _backlog: bool = False
     _last_end_ns: int = field(init=False)
     _booked_until_ns: int = field(init=False)
-    """Up to here the time since the last step is booked as starved or spare already."""
+    """The time since the last step is counted as starved or spare up to here."""
     _booked_ns: int = 0
 
     def __post_init__(self) -> None:

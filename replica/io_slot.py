@@ -32,11 +32,11 @@ from replica.scheduling.sequence import MAX_STOP_IDS, NO_TOKEN, Bits
 Layout: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 TOP_K, SEED, CHOICE, HOLD_UNTIL, NUM_BIASES, FIRST_STOP_ID = range(6)
-"""Columns of `row_ints`; stop ids follow to the end."""
+"""Columns of `row_ints`. Stop ids fill the columns from FIRST_STOP_ID on."""
 TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
 """Columns of `row_floats`."""
 NEUTRAL = (0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
-"""`row_floats` of a greedy row that changes nothing."""
+"""`row_floats` of a greedy row without penalties or filters."""
 _ALIGNMENT = 16
 
 
@@ -108,7 +108,8 @@ def output_layout(sizes: Sizes) -> Layout:
 
 LOGPROBS = ("chosen", "top_ids", "top")
 SCORES = ("score", "score_top_ids", "score_top")
-"""Fields of `StepLogprobs` in `output_layout`."""
+"""The arrays of `output_layout` that hold the fields of `StepLogprobs`: of sampled tokens, and of
+prompt tokens."""
 
 
 def packed(

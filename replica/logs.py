@@ -18,12 +18,13 @@ from pathlib import Path
 import msgspec
 
 LOGGERS = ("replica", "router", "serve_app", "asyncio")
-"""Ours: the packages, and what tells of tasks whose errors nobody took."""
+"""Our packages, and asyncio, which reports errors of tasks that nobody awaited."""
 MAX_BYTES = 64 * 2**20
 BACKUPS = 3
-"""Full files that are kept beside the one that grows."""
+"""How many full log files are kept beside the current one."""
 MAX_TEXT = 16_384
-"""Characters of a message or a traceback: the beginning and the end are kept."""
+"""Longest message or traceback, in characters: of a longer one the beginning and the end are
+kept."""
 
 _SECRETS = [
     # What stands before the host of a URL, whatever characters a password has.

@@ -24,7 +24,8 @@ from replica.scheduling.batch import MAX_SCORES, Batch, Scores
 
 GIB = 2**30
 SPLIT_TOKENS = 512
-"""Of a chunk whose attention is split into as many parts as fit a GPU: these take room, too."""
+"""Tokens of a chunk whose attention is split into as many parts as the GPU can run at once; the
+parts' results need memory."""
 
 
 class NotEnoughMemory(ValueError):
@@ -37,9 +38,10 @@ class MemoryPlan:
 
     total: int
     share: int
-    """What the engine may use, of all memory."""
+    """Bytes that the engine may use."""
     before: int
-    """In use before anything but the weights was made: weights, CUDA itself, other processes."""
+    """Bytes in use by weights, CUDA and other processes, before the engine allocates anything
+    else."""
     workspace: int
     """Activations, graphs and buffers."""
     block: int

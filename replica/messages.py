@@ -12,17 +12,18 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error", "moved"]
-"""A "moved" sequence is to go on elsewhere, behind what it has: its replica is being removed."""
+""""moved": the replica is being removed, and the sequence is to continue on another one, behind the
+output that it has."""
 
 TOO_COMPLEX = "its grammar became too complex to follow"
-"""The error of a sequence that ended because of what its client asked for."""
+"""The error of a sequence whose grammar is at fault, and not the engine."""
 MAX_LOGPROBS = 20
-"""Most alternatives that are told of a token."""
+"""Most alternatives that can be returned for a token."""
 MAX_BIASES = 300
 """Most tokens that one request may bias: they lie in a table of this width."""
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Repeated in each report, or hashed with each block."""
+"""Its length is limited, since it is repeated in each report or hashed with each block."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,30 +42,33 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_p: float = 0.0
     """Keep tokens with at least this share of the most likely token's probability."""
     repetition_penalty: float = 1.0
-    """Of each token in the prompt or the output: divides its logit if positive, else multiplies."""
+    """For each token in the prompt or the output: a positive logit is divided by it, a negative one
+    multiplied."""
     presence_penalty: float = 0.0
-    """Taken off the logit of each token in the output."""
+    """Subtracted from the logit of each token that is in the output."""
     frequency_penalty: float = 0.0
-    """Taken off a logit once for each time that the token is in the output."""
+    """Subtracted from the logit of a token once for each time that it is in the output."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    """(id, what is added to its logit), each id once; after the penalties."""
+    """(token id, what is added to its logit), each id once. Added after the penalties."""
     logprobs: int | None = None
-    """If given, each sampled token comes with its log probability, and with as many
-    alternatives; by the model's own logits, before anything here has changed them."""
+    """If given, each sampled token comes with its log probability, and with those of so many of the
+    most likely tokens. They are the model's own, before penalties, biases, temperature and
+    filters."""
     seed: int = 0
-    """64-bit unsigned. With `choice` and the position it fixes every draw."""
+    """64-bit unsigned. Seed, `choice` and position determine every draw."""
     choice: int = 0
     """Index of this sequence among the choices of its request."""
     stop_token_ids: tuple[int, ...] = ()
-    """Ends the sequence beside the model's own end-of-sequence ids."""
+    """End the sequence, as the model's own end-of-sequence ids do."""
     ignore_eos: bool = False
     """The model's own end-of-sequence ids do not end the sequence."""
     prompt_logprobs: int | None = None
-    """The same for each token of the prompt but the first. The prompt is then computed in full."""
+    """Like `logprobs`, for each token of the prompt but the first. The prompt then takes nothing
+    from the prefix cache."""
     allowed_token_ids: tuple[int, ...] | None = None
     """If given, only these tokens may be sampled."""
     grammar: str = ""
-    """If given, the output is a sentence of it, in llguidance's form."""
+    """If given, the output follows this grammar (in llguidance's format)."""
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that the output never contains."""
 
@@ -96,10 +100,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     attempt: int = 0
     prompt_ids: tuple[int, ...]
     prior_output_ids: tuple[int, ...] = ()
-    """Output of an earlier attempt: the sequence goes on behind it, at the same positions."""
+    """Output of an earlier attempt: the sequence continues behind it, at the same positions."""
     sampling: Sampling
     cache_salt: Name = ""
-    """Domain of the prefix cache: two salts never share a block."""
+    """Domain of the prefix cache: sequences with different salts never share a block."""
     band: int = 0
     """Priority class; a higher number is preempted first."""
 
@@ -219,15 +223,15 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of a device's seconds; the fields add up to wall time (`replica.idle`)."""
 
     requests: float = 0.0
-    """Computed for sequences."""
+    """Busy, for sequences."""
     surplus: float = 0.0
-    """Computed for nobody: padding, and rows whose sequence had ended."""
+    """Busy, for nobody: padding, and rows whose sequence had ended."""
     bubble: float = 0.0
-    """Idle with work in this engine."""
+    """Idle although this engine had work."""
     starved: float = 0.0
-    """Idle with work at the router only."""
+    """Idle while work waited at the router only."""
     spare: float = 0.0
-    """Idle, and nobody waited."""
+    """Idle while no work waited anywhere."""
 
     @property
     def busy(self) -> float:
@@ -255,25 +259,26 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     output_tokens: int = 0
     surplus_rows: int = 0
-    """Rows computed after their sequence had ended."""
+    """Rows computed although their sequence had ended."""
     preemptions: int = 0
     finished: dict[str, int] = {}
     """Sequences ended, by finish reason."""
     time: DeviceTime = DeviceTime()
     host_s: float = 0.0
-    """CPU time of the step loop: schedule, fill, launch, update; not of waiting for results."""
+    """CPU time of the step loop (schedule, fill, launch, update), without waiting for results."""
     graph_replays: int = 0
-    """Forward and sampling count apart; so do the next two."""
+    """Replays of graphs. The parts of a step (forward, sampling, log probabilities) count apart,
+    here and in the next two."""
     eager_parts: int = 0
     """Parts of steps that ran without a graph."""
     padding_rows: int = 0
-    """Rows of replays that belonged to no sequence."""
+    """Padding rows in those replays."""
     kv_slots: int = 0
-    """Places for tokens in the blocks of running rows; blocks that rows share count for each."""
+    """Tokens that fit into the blocks of running rows. A shared block counts once for each row."""
     kv_tokens: int = 0
-    """Tokens in those places. What they lack is the pool's fragmentation: ends of blocks."""
+    """Tokens in those blocks. The difference to `kv_slots` is internal fragmentation."""
     compiled: int = 0
-    """Kernels compiled or loaded since the engine was ready. Each held a step up; there should be
+    """Kernels compiled or loaded since the engine was ready. Each delays a step: there should be
     none."""
 
 
@@ -297,9 +302,9 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     block_size: int
     num_blocks: int
     grammars: bool = True
-    """It can follow grammars (`Sampling.grammar`)."""
+    """Whether it supports grammars (`Sampling.grammar`)."""
     started_ns: int = 0
-    """Since when its time is counted, on this machine's clock (`time.perf_counter_ns`)."""
+    """Start of its time accounting, on this machine's clock (`time.perf_counter_ns`)."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -314,7 +319,8 @@ _encoder = msgspec.msgpack.Encoder()
 _command_decoder = msgspec.msgpack.Decoder(Command)
 _malformed_decoder = msgspec.msgpack.Decoder(Malformed)
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What msgspec raises for data, by what is wrong with it."""
+"""What msgspec raises for bytes that it cannot decode: for wrong types, for wrong text, for deep
+nesting."""
 _event_decoder = msgspec.msgpack.Decoder(Event)
 
 

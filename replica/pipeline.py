@@ -34,7 +34,7 @@ from replica.scheduling.batch import MAX_SCORES, Batch, StepOutput
 from replica.scheduling.sequence import Bits
 
 RING = 4
-"""Steps whose timing events are kept: those of step N are read after N+1 was launched."""
+"""Number of steps whose timing events are kept: those of step N are read after N+1 was launched."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Pipeline:
     ) -> None:
         self.in_flight: Batch | None = None
         self.waiting_s = 0.0
-        """CPU time that waiting for results took."""
+        """CPU time spent on waiting for results."""
         self._on_idle = on_idle
         self._runner = runner
         self._device = device
@@ -90,8 +90,8 @@ class Pipeline:
         self._sampler = make_sampler(sizes.max_rows, sizes.vocab_size, device.memory)
         logits = sizes.max_rows + MAX_SCORES
         self._logits = torch.zeros(logits, sizes.vocab_size, device=device.memory)
-        """float32 [R + MAX_SCORES, V], from forward to sampling. Static, so that either may be a
-        replay."""
+        """float32 [R + MAX_SCORES, V]: written by the forward, read by sampling. Its address never
+        changes, so that graphs can use it."""
         self._h2d, self._compute, self._d2h = (
             device.stream(name) for name in ("h2d", "compute", "d2h")
         )

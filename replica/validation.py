@@ -12,14 +12,14 @@ from replica.messages import MAX_BIASES, MAX_LOGPROBS, Sampling, Submit
 from replica.scheduling.sequence import MAX_STOP_IDS
 
 MAX_GRAMMAR_CHARS = 4 * 1024 * 1024
-"""Far above what a front end lets pass."""
+"""Longest grammar, in characters. A front end allows far less."""
 MAX_BAD_SEQUENCES = 256
 MAX_BAD_TOKENS = 16 * 1024
-"""Of all bad sequences together: each is compared in every step."""
+"""Most tokens in all bad sequences together: each is compared in every step."""
 MAX_COUNT = 2**30
-"""Of tokens: sums of two are int32."""
+"""Largest number of tokens: the sum of two still fits into int32."""
 MAX_CHANGE = 1e6
-"""Of a logit, and of the temperature: far from what float32 cannot hold."""
+"""Largest change of a logit, and highest temperature: far below the range of float32."""
 
 
 def check_submit(submit: Submit, vocab_size: int, max_model_len: int) -> None:

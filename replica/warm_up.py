@@ -18,14 +18,15 @@ from replica.scheduling.cost_fit import CostFit, step_work
 from replica.scheduling.sequence import TokenIds
 
 FEW = 2
-"""Tokens of a chunk whose context is split as far as it is long."""
+"""Tokens of a chunk so short that its attention is split by the length of its context alone."""
 FIRST_SPLIT = 1024
-"""Context from which a chunk of few tokens is split, in two; with each doubling in twice as many
+"""Context from which such a chunk is split into two parts. Each doubling doubles the parts
 (`replica.model.attention.triton_paged`)."""
 SHORTEST = 4
-"""Tokens of the shortest timed chunk; the next ones are twice as long each."""
+"""Tokens of the shortest timed chunk; each further one is twice as long."""
 BRIEF_MS, LONG_MS = 50.0, 200.0
-"""A timed step that takes less is repeated; one that takes longer is the last of its depth."""
+"""A timed step shorter than the first is repeated; one longer than the second is the last at its
+depth."""
 GREEDY = Sampling(max_tokens=1, temperature=0.0)
 KINDS = (
     Sampling(max_tokens=3, temperature=0.0),

@@ -21,7 +21,8 @@ WARM_UP_RUNS = 2
 """Runs before a recording: the first compiles kernels and chooses algorithms, the last is timed."""
 
 NAP_S, AWAKE_S = 50e-6, 300e-6
-"""How a thread waits for an event: in naps, but awake around the time that it is due."""
+"""A thread that waits for an event sleeps for NAP_S at a time, and polls within AWAKE_S of the time
+at which the event is expected."""
 
 
 class CudaStream:

@@ -29,7 +29,8 @@ BLOCKING = (
     "cudaStreamSynchronize",
     "cuStreamSynchronize",
 )
-"""The wait for a step's d2h_done asks the event now and then: it is none of these."""
+"""CUDA calls that block the host. The wait for a step's d2h_done polls its event and makes none of
+these."""
 MARK = "spin_kernel"
 
 
@@ -39,13 +40,13 @@ class Trace:
 
     steps: int
     streams: frozenset[int]
-    """The profiler's numbers of the three streams."""
+    """The profiler's numbers for the three streams."""
     device: list[dict[str, Any]]
     """Kernels, copies and memsets, in order of time."""
     calls: list[str]
     """Names of CUDA calls that the host made."""
     allocations: int
-    """Times that memory was taken from the device or from the host's page-locked memory."""
+    """How often memory was allocated, on the device or page-locked on the host."""
 
     @property
     def span_us(self) -> float:

@@ -19,7 +19,7 @@ from replica.device.graph_sizes import fit_report
 from replica.device.stream import Work
 
 SamplingKind: TypeAlias = Literal["plain", "shaped"]
-"""The latter has penalties, biases and held stop tokens, too."""
+"""With "shaped", the graph also covers penalties, biases and stop tokens that are held back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Recording(Protocol):
     capture_ms: float
     instantiate_ms: float
     memory_bytes: int
-    """By which recording it lowered the device's free memory."""
+    """How much less device memory was free after the recording."""
     eager_ms: float
-    """Time of the same work without a graph, waiting for its end."""
+    """Time of the same work without a graph, until the device is idle again."""
     replay_ms: float
 
     def replay(self) -> None: ...
@@ -62,7 +62,8 @@ class Graphs(Protocol):
     sizes: Sequence[int]
     """Batch sizes that parts are recorded for."""
     counts: Counter[str]
-    """"replays"; "eager", parts that ran without a graph; "padding", rows of padding."""
+    """By kind: "replays"; "eager", parts of steps that ran without a graph; "padding", padding rows
+    of replays."""
 
     def capture(self, works: Mapping[GraphKey, Work]) -> None:
         """Record parts of steps, in order. Raises CaptureFailed."""
@@ -110,7 +111,7 @@ class GraphReport:
     recording: Recording
     replays: int = 0
     rows: int = 0
-    """Rows of all replays that were not padding."""
+    """Rows of all its replays, padding rows not counted."""
 
     @property
     def padding_share(self) -> float:
@@ -136,7 +137,7 @@ class GraphPool:
         self.eager: Counter[str] = Counter()
         """Parts of steps that ran without a graph, by phase."""
         self.seen: Counter[int] = Counter()
-        """Steps by the rows that they sampled."""
+        """How many replayed steps sampled so many rows: rows -> steps."""
         self._record = record
         self._free_bytes = free_bytes
         self._reports: dict[GraphKey, GraphReport] = {}

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 _SPACINGS = ((1, 1), (2, 2), (8, 4), (16, 8), (64, 16), (128, 32), (512, 64))
-"""(from this size on, a size every so many rows): less than a third of a step is padding."""
+"""(size, spacing): from that size on, graphs are captured every `spacing` rows, so that less than a
+third of a step is padding."""
 
 
 def default_sizes(max_rows: int) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ class Device(Protocol):
     """Where streams, events and memory come from."""
 
     memory: torch.device
-    """Where weights, inputs and state live."""
+    """The device that holds weights, inputs and state."""
     pinned: bool
     """Host buffers that streams copy from and to must be page-locked."""
 

@@ -22,7 +22,7 @@ class Block(nn.Module):
 
     qk_scale: nn.Parameter | None
     norm_offset = 0.0
-    """What the scales of this architecture's norms are kept without."""
+    """Added to the scales of norms: some architectures store them without it."""
 
     def __init__(
         self, spec: ModelSpec, index: int, dtype: torch.dtype, device: torch.device

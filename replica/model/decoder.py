@@ -26,7 +26,7 @@ class Decoder(nn.Module):
     """The whole model. Its weights are uninitialised until they are loaded."""
 
     frequencies: Tensor
-    """float32 [n, head_dim / 2]: the n different ways in which layers turn."""
+    """float32 [n, head_dim / 2]: the n different sets of rotary frequencies that layers use."""
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES: Mapping[str, Family] = {**llama.FAMILIES, **gemma.FAMILIES}
 MAX_EOS_IDS = 16
-"""As many again remain to clients, of the stop ids that a sequence can have."""
+"""Half of the stop ids that a sequence can have: the other half is for clients."""
 
 
 def check_family(model_type: Any) -> None:

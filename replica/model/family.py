@@ -16,21 +16,21 @@ class Family:
 
     block: type[Block]
     reads: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelSpec`, and the options that say them."""
+    """Field of `ModelSpec` -> the option of the configuration that it is read from."""
     has: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `ModelSpec` that are the same for all its models."""
+    """Fields of `ModelSpec` with the same value for all models of the family."""
     windows: Literal["none", "all", "by layer"] = "none"
-    """Which layers `sliding_window` is for: by layer, `layer_types` says it."""
+    """Which layers `sliding_window` applies to. "by layer": those that `layer_types` names."""
     turns_by_layer: bool = False
-    """Whether `rope_parameters` tells kinds of layers apart."""
+    """Whether `rope_parameters` has an entry for each kind of layer."""
     activation: str = "hidden_act"
-    """The option that names it."""
+    """Name of the option with the activation function."""
     query_scalar: str | None = None
-    """The option that stands for the size of a head where scores are scaled."""
+    """Name of the option that takes the place of the head size in the scale of attention scores."""
     soft_cap: str | None = None
-    """The option with the soft cap of scores."""
+    """Name of the option with the soft cap of attention scores."""
     scales_embedding: bool = False
-    """By the root of the hidden size."""
+    """Whether embeddings are multiplied by the square root of the hidden size."""
 
     @property
     def options(self) -> frozenset[str]:

@@ -43,10 +43,10 @@ _LAYER = {
     "ffn_down": "mlp.down_proj",
 }
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
-"""Of llama.cpp, whose names, keys and conventions are known here."""
+"""Architectures of llama.cpp whose tensor names, keys and conventions this module knows."""
 _ROTARY_FACTORS = "rope_freqs.weight"
 _ENDS = ("eos", "eot", "eom")
-"""Of a text, of a turn, of a message that calls a tool."""
+"""Keys of the tokens that end a text, a turn, or a message that calls a tool."""
 
 
 class _Contents(Mapping[str, Any]):

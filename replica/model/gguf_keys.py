@@ -33,7 +33,7 @@ READ = frozenset({
     "rope.scaling.factor",
     "rope.scaling.type",
 })  # fmt: skip
-"""By `GGUFFile`."""
+"""Keys that `GGUFFile` reads."""
 HARMLESS = frozenset({
     "attention.layer_norm_epsilon",  # of another kind of norm
     "rope.scaling.finetuned",
@@ -63,7 +63,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.attn_factor": (1.0,),
     "use_parallel_residual": (False,),
 }
-"""Values that change nothing."""
+"""Keys that may be there with these values, which change nothing."""
 OF_THE_FILE: Mapping[str, tuple[Any, ...]] = {
     "general.type": ("model",),
     "split.count": (0, 1),
@@ -72,13 +72,13 @@ OF_THE_FILE: Mapping[str, tuple[Any, ...]] = {
     "tokenizer.ggml.normalizer.strip_accents": (False,),
     "tokenizer.ggml.remove_extra_whitespaces": (False,),
 }
-"""The same outside of the architecture's own keys, where others change no answer."""
+"""The same for keys that do not belong to the architecture."""
 _SPLITS = frozenset({
     "dbrx", "deepseek-r1-qwen", "exaone", "falcon3", "gpt-2", "gpt-4o", "jais", "kormo",
     "llama-bpe", "llama-v3", "llama3", "llama4", "megrez", "mpt", "olmo", "phi-2", "pixtral",
     "qwen2", "qwen35", "refact", "smaug-bpe", "smollm", "starcoder", "tekken",
 })  # fmt: skip
-"""How a byte-level vocabulary splits text, where transformers splits it so, too."""
+"""Byte-level pre-tokenizers that split text as transformers does."""
 
 
 def check_keys(fields: Mapping[str, Any], architecture: str) -> None:

@@ -16,8 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 from replica.model.spec import Activation
 
 Epilogue: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(x [T, inputs], product [T, outputs]) -> the product that others see, which may be the same
-tensor, changed."""
+"""(x [T, inputs], product [T, outputs]) -> the product that the next operation reads; it may be the
+same tensor, changed in place."""
 
 
 def activated(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -45,10 +45,11 @@ class Linear(nn.Linear):
 
     bias: nn.Parameter | None  # type: ignore[assignment]  # torch forgets that there may be none
     format: Format | None = None
-    """None: `weight` is plain. Otherwise `weight` is gone, unless it is shared."""
+    """How the weight is stored; None for a plain `weight`. Otherwise `weight` is released, unless
+    it is shared."""
     epilogue: Epilogue | None = None
-    """Done to each product before anybody reads it: the place of an all-reduce over the parts of a
-    row-parallel layer, or of what an adapter adds. Not asked for logits."""
+    """Applied to each product before anybody reads it: an all-reduce of a row-parallel layer, or
+    what an adapter adds. Not applied to logits."""
 
     def __init__(
         self, inputs: int, outputs: int, bias: bool, device: torch.device, dtype: torch.dtype

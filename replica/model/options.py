@@ -51,8 +51,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_qk_norm": (False,),
     "use_sinks": (False,),
 }
-"""Options that change the arithmetic, some of them of relatives of the families and passed over by
-transformers; and the values, beside None, with which they do not."""
+"""Options that change the arithmetic (some belong to related families, and transformers ignores
+them), with the values that, beside None, leave it as it is."""
 _ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "swish": "silu",

@@ -27,9 +27,9 @@ class Rotary:
     frequencies: tuple[float, ...]
     """[head_dim / 2] radians per position, computed in float32 as models were trained with."""
     max_position: int
-    """Sequences up to that length are turned so."""
+    """Longest sequence that these frequencies hold for, in tokens."""
     magnitude: float = 1.0
-    """By which queries and keys grow: their scores by its square."""
+    """Factor on rotated queries and keys: scores grow by its square."""
 
 
 def rotary(head_dim: int, parameters: Any, max_position: int) -> Rotary:
@@ -63,7 +63,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
     "yarn": ("original_max_position_embeddings",),
     "longrope": ("original_max_position_embeddings",),
 }  # fmt: skip
-"""What a way of scaling cannot do without."""
+"""The numbers that each kind of scaling requires."""
 _OPTIONAL_NUMBERS = (
     "factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
 )  # fmt: skip

@@ -29,7 +29,7 @@ class QKNorm:
     """[heads + kv_heads, head_dim]"""
     eps: float
     offset: float = 0.0
-    """Added to the scale, in float32."""
+    """Added to the scale of the norm, in float32."""
 
 
 def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:

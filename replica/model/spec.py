@@ -20,11 +20,11 @@ class LayerSpec:
     frequencies: tuple[float, ...]
     """[head_dim / 2] radians per position, any context scaling included."""
     scale: float
-    """Of the product of a query and a key."""
+    """Factor on attention scores, the products of queries and keys."""
     window: int | None = None
     """Keys that a query sees, its own included; None for all before it."""
     soft_cap: float | None = None
-    """c of c * tanh(score / c), behind the scale; None for none."""
+    """c in c * tanh(score / c), applied after `scale`; None for no cap."""
     activation: Activation = "silu"
 
 
@@ -46,18 +46,18 @@ class ModelSpec:
     norm_eps: float
     qkv_bias: bool = False
     output_bias: bool = False
-    """Of the projection behind the attention."""
+    """The projection behind the attention has a bias."""
     mlp_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normalised per head before the rotation."""
     embedding_scale: float = 1.0
     logit_soft_cap: float | None = None
-    """c of c * tanh(logit / c)."""
+    """c in c * tanh(logit / c); None for no cap."""
     tied_embeddings: bool = False
     """The output projection is the embedding."""
     eos_token_ids: tuple[int, ...] = ()
     dtype: DTypeName = "float32"
-    """What holds the weights as they are stored, without loss."""
+    """The type that holds the stored weights without loss."""
 
     @property
     def num_layers(self) -> int:

@@ -28,10 +28,10 @@ class Weight(NamedTuple):
     """One tensor of a checkpoint."""
 
     name: str
-    """In transformers' checkpoints."""
+    """Its name in a checkpoint of transformers."""
     values: Tensor
     file: str
-    """Where it was read, for whoever has to look for what is wrong with it."""
+    """The file that it was read from, for messages about what is wrong with it."""
 
 
 def require_whole(path: Path) -> None:

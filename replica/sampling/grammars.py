@@ -18,8 +18,8 @@ from replica.sampling.vocabulary import without_spellable
 from replica.scheduling.sequence import Bits, Constraint, ConstraintFailure, TokenIds
 
 LIMITS = LLParserLimits(step_max_items=5000)
-"""Items of the parser for one mask: enough for schemas with hundreds of fields. The library's own
-limit, ten times that, lets an ambiguous grammar hold every step of everybody up by 0.5 s."""
+"""Most parser items for one mask: enough for schemas with hundreds of fields. With the library's
+own limit, ten times as many, an ambiguous grammar can delay a step of everybody by 0.5 s."""
 
 
 class Grammars:
@@ -56,7 +56,7 @@ class GrammarConstraint(Constraint):
         """words: int32 [1, W/32], scratch, where W is at least the vocabulary."""
         self._matcher = matcher
         self._beyond = -vocab_size % 8
-        """Bits of a mask that stand for no token."""
+        """Bits at the end of a mask that stand for no token."""
         self._words = words
         self._read = 0
 

@@ -121,7 +121,7 @@ class MaskBuilder:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self.failures: list[tuple[Key, str]] = []
-        """Sequences whose constraint has failed, and why; the engine ends them."""
+        """Sequences whose constraint failed, and the error; the engine ends them."""
 
     def fill(self, batch: Batch, bits: Bits) -> None:
         """uint8 [S, V/8]: one mask per sampling row; free rows may sample anything, and so may

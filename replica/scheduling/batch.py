@@ -21,7 +21,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Float32s: TypeAlias = npt.NDArray[np.float32]
 Indices: TypeAlias = npt.NDArray[np.intp]
-"""numpy indexes with this type; any other is converted each time."""
+"""The type that numpy indexes with; it converts any other on each use."""
 
 CARRIED = -1
 """Stands for a token that only the device knows: the last one that the row has sampled."""
@@ -36,7 +36,7 @@ class Scores:
     tokens: Indices
     """[P] indices into the step's tokens."""
     targets: Int32s
-    """[P] the prompt token behind each."""
+    """[P] the prompt token that follows each."""
     owners: tuple[tuple[int, int], ...]
     """(index into the B rows, positions), in the order of `tokens`."""
 
@@ -87,7 +87,7 @@ class Batch:
     """[S] indices into the B rows whose last token yields a new one."""
     new_rows: tuple[NewRow, ...]
     greedy: bool
-    """Every sampling row is greedy."""
+    """No sampling row draws: each takes its most likely token."""
     filtered: bool
     """Some sampling row keeps only its most likely tokens (top-k, top-p, min-p)."""
     shaped: bool

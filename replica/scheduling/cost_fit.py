@@ -22,25 +22,27 @@ from replica.scheduling.step_budget import CostModel
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 SCALES = np.array([1.0, 1e3, 1e5, 1e8])
-"""Of constant, tokens, keys and pairs, so that the equations are of one size."""
+"""Of constant, tokens, keys and pairs: brings their coefficients to similar sizes."""
 FORGET = 0.98
-"""Weight of the real steps so far when one more comes: the last fifty count."""
+"""Factor on the weight of all earlier steps when a new one comes: about the last fifty count."""
 FAR = 2.0
-"""A real step counts as at most so many times faster or slower than expected: it may have been
-held up by something that is not its own."""
+"""Most that a step may be off the prediction, as a factor; beyond that it was disturbed by
+something else, and counts as this far off."""
 UNSEEN_SCORE_MS = 16.0
-"""Of the first score: a few are taken, and tell."""
+"""Assumed cost of a score before any was measured: high, so that the first step takes few."""
 SCORES_WEIGHT = 0.1
-"""Of the newest step that scored, in what a score is taken to cost."""
+"""Weight of the newest step with scores in the running mean of what a score costs."""
 NEAR = 1.15
-"""A timed step this close to the briefest one was held up by its launches: what the device did
-meanwhile is not known from it."""
+"""A timed step within this factor of the shortest one was limited by its launches: it tells nothing
+about the device's time."""
 ENOUGH = 2 * len(SCALES)
-"""Steps that tell the device's part; with fewer, all count."""
+"""With more steps than this beyond NEAR, the device's time is fitted to these alone; otherwise to
+all."""
 RIDGE, TINY = 1e-9, 1e-30
-"""What keeps equations apart that hardly differ, and those that there are none of."""
+"""Regularisation: for equations that are nearly the same, and for coefficients that no equation
+contains."""
 _KEPT = np.array(list(product((0.0, 1.0), repeat=len(SCALES)))[1:])
-"""[15, 4]: which coefficients are not zero, in every way."""
+"""[15, 4]: every choice of coefficients that may differ from zero, as ones and zeros."""
 
 
 def step_work(starts: Int32s, lengths: Int32s) -> Floats:
@@ -81,7 +83,7 @@ class CostFit:
         self.model = CostModel()
         self._start, self._recent = _Equations(), _Equations()
         self._score_ms: float | None = None
-        """None until one was seen."""
+        """None until a score was measured."""
         steps = list(timed)
         self._floor_ms = min((ms for _, ms in steps), default=0.0)
         computed = [(work, ms) for work, ms in steps if ms > NEAR * self._floor_ms]

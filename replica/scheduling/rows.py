@@ -50,16 +50,17 @@ class Rows:
         self.hold_until = np.zeros(max_rows, np.int32)
         """No stop token is sampled for a position below this one (`min_tokens`)."""
         self.kinds = np.zeros(max_rows, np.uint8)
-        """How it samples: bits of those above."""
+        """How it samples: the bits DRAWN to HOLDS."""
         self.logprobs = np.full(max_rows, NONE_ASKED, np.int32)
-        """Alternatives to be told of each of its tokens."""
+        """How many alternatives are returned with each of its tokens; NONE_ASKED for no log
+        probabilities."""
         self.scored = np.zeros(max_rows, np.int32)
         """Prompt positions whose log probabilities are computed or being computed."""
         self.score_end = np.zeros(max_rows, np.int32)
-        """How many are asked for."""
+        """Number of prompt positions whose log probabilities were asked for."""
         self.unready = np.zeros(max_rows, np.int32)
-        """1 while its grammar is being compiled: its last token, from which the next is sampled,
-        waits for that."""
+        """1 while its grammar is being compiled: its last token, from which the next is sampled, is
+        not computed before."""
         self.stop_ids = np.full((max_rows, MAX_STOP_IDS), NO_TOKEN, np.int32)
         self.num_stops = np.zeros(max_rows, np.intp)
         self.last_step = np.full(max_rows, NEVER, np.int64)
@@ -69,7 +70,7 @@ class Rows:
         self.live = np.zeros(max_rows, bool)
         """It may be scheduled: occupied, not ended, not preempted."""
         self.ended = np.zeros(max_rows, bool)
-        """Its sequence has ended; what steps in flight still bring is surplus."""
+        """Its sequence has ended; results of steps in flight are dropped."""
         self.preempted = np.zeros(max_rows, bool)
         self._free = list(range(max_rows - 1, -1, -1))
         self._named: bytes | None = None

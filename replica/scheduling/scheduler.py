@@ -25,11 +25,11 @@ from replica.scheduling.scores import deliver_scores, logprobs_of_prompts, logpr
 from replica.scheduling.sequence import Key, Sequence
 
 MAX_OVERTAKEN = 32
-"""Later arrivals that may be admitted before a sequence that does not fit yet."""
+"""How many later arrivals may be admitted before a sequence that does not fit yet."""
 RESERVE = 0.25
-"""Share of a step's prompt budget that the first prompt leaves to shorter ones."""
+"""Share of a step's prompt budget that the first prompt leaves for shorter ones."""
 LEAST_FOR_PROMPTS = 0.25
-"""Share of a step's time that prompts get at least, however long its decode rows take."""
+"""Least share of a step's time for prompts, however long its decode rows take."""
 
 
 class Scheduler:
@@ -46,11 +46,11 @@ class Scheduler:
         self.rows = rows
         self.blocks = blocks
         self.cost = CostModel()
-        """What chunks cost; to be replaced by a better one at any time."""
+        """Predicts what chunks cost. It may be replaced at any time."""
         self.waiting: list[Sequence] = []
         """Sequences without a row, by priority; preempted ones return to their place."""
         self.outputs: list[Output] = []
-        """What is to be reported; the engine takes it away after each step."""
+        """Outputs to be reported; the engine takes them after each step."""
         self.counts: Counter[str] = Counter()
         self.finished: Counter[str] = Counter()
         self._max_step_tokens = max_step_tokens

@@ -49,7 +49,7 @@ class Sequence:
     band: int
     num_prompt: int
     limit: int
-    """No token is computed beyond this many: prompt plus max_tokens, or the context end."""
+    """Most tokens that it may have: prompt plus max_tokens, or the context length."""
     stop_ids: tuple[int, ...]
     token_ids: TokenIds
     """Known ids, prompt first. Up to date only while the sequence has no row."""
@@ -59,16 +59,17 @@ class Sequence:
     num_cached: int = 0
     """Prompt tokens found in the prefix cache when it first ran."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Those of the prompt's tokens, from the second on, as far as they are computed."""
+    """Log probabilities of the prompt's tokens from the second on, as far as they are computed."""
     started: bool = False
     blocks_wanted: int = 0
-    """Free blocks that it lacked when it was last looked at; not looked at again before."""
+    """Free blocks that it needed when it was last looked at. With fewer it is not looked at
+    again."""
     chain: list[bytes] = field(default_factory=list)
     """Digests of its full blocks, in order (`replica.scheduling.block_manager`)."""
     overtaken: int = 0
     """How many sequences were admitted before it although they came later."""
     gpu_ns: float = 0.0
-    """Its share of the device's time. Up to date only while the sequence has no row."""
+    """Its share of the device's time, in ns. Up to date only while the sequence has no row."""
     row: int | None = None
     """Its place in the persistent batch while it runs."""
     finish_reason: FinishReason | None = None

@@ -27,8 +27,8 @@ class CostModel:
     pair_ms: float = 0.0
     floor_ms: float = 0.0
     score_ms: float = 0.0
-    """On top, for a token of a prompt whose log probabilities are told: its logits over the whole
-    vocabulary, and the best of them."""
+    """Added for each prompt token whose log probabilities are returned: its logits over the whole
+    vocabulary, and the search for the best."""
 
     @property
     def with_scores(self) -> CostModel:

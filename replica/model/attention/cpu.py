@@ -23,7 +23,8 @@ from replica.model.rotary import QKNorm, Rotation, rotate_
 from replica.model.spec import LayerSpec, ModelSpec
 
 MAX_PADDING = 256
-"""Padded tokens per group of decode rows. About what one more group costs, in time."""
+"""Most padded tokens per group of decode rows: computing these takes about as long as one more
+group."""
 
 
 class Span(Protocol):
@@ -42,7 +43,7 @@ class _DecodeRows:
     """N rows with one query each, padded to the most keys that one of them sees, L."""
 
     tokens: slice | Tensor
-    """Which of the step's tokens these are."""
+    """Indices into the step's tokens."""
     slots: Tensor
     """int64 [N * L]"""
     mask: Tensor | None

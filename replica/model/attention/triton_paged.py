@@ -33,12 +33,12 @@ Parts: TypeAlias = tuple[Tensor, Tensor, Tensor]
 LOG2_E = 1.4426950408889634
 MAX_SPLITS = 32
 PROGRAMS = 512
-"""Programs of a decode step that keep the memory of a large GPU busy."""
+"""Programs of a decode step that are enough to keep the memory of a large GPU busy."""
 CHUNK_PROGRAMS = 2048
 """Most programs that a prompt chunk is split into. Each takes a multiprocessor: half as many are
 enough rounds over a large GPU that the last one, which leaves some idle, hardly counts."""
 SPLIT_KEYS = 512
-"""Keys that are worth a part of their own in a prompt chunk."""
+"""Fewest keys in each part of a prompt chunk that is split."""
 
 
 @triton.jit(do_not_specialize=["first_row"])  # else a new value might compile under traffic
@@ -153,11 +153,12 @@ class Launch:
     """All that a kernel launch takes from the host."""
 
     first_row: int
-    """The rows before it are decode rows, so this is its first token, too."""
+    """First row with a prompt chunk. Each row before it decodes one token, so this is the index of
+    its first token, too."""
     rows: int
     tokens: int
     tiles: int
-    """Most tiles of queries of a row."""
+    """Most tiles of queries that one row has."""
     queries: int
     keys: int
     splits: int

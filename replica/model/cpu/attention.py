@@ -17,7 +17,8 @@ from replica.model.rotary import QKNorm, Rotation
 from replica.model.spec import LayerSpec, ModelSpec
 
 SMALL_CHUNK = 1 << 16
-"""Queries times keys. Torch is faster for larger chunks, and rounds differently."""
+"""Most queries times keys for our kernel. Torch is faster for larger chunks, and rounds
+differently."""
 
 
 def supports(library: ctypes.CDLL, head_dim: int) -> bool:

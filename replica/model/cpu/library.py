@@ -26,8 +26,8 @@ SOURCES = ("products.cpp", "attention.cpp")
 HEADER = "lanes.h"
 COMPILE = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-c")
 LINK = ("-shared",)
-"""Without libgomp: OpenMP's functions are found in the copy that torch has loaded. With a second
-one there would be two teams of threads for the same cores."""
+"""Linked without libgomp, so that OpenMP's functions are those of the copy that torch has loaded: a
+second copy would start a second team of threads on the same cores."""
 
 _POINTER, _LONG, _FLOAT, _BOOL = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_bool
 Kernel: TypeAlias = Callable[..., None]

@@ -13,7 +13,8 @@ from replica.model.linear import Linear
 from replica.model.spec import Activation
 
 _ROWS_HINT = 8
-"""What oneDNN chooses the layout for. Any number of rows may be multiplied with it."""
+"""Number of rows that oneDNN chooses the layout of a weight for. Any number can be multiplied with
+it."""
 
 
 def is_available(dtype: torch.dtype) -> bool:

@@ -33,7 +33,7 @@ class ProductKey:
     outputs: int
     inputs: int
     tokens: int
-    """Rounded up to what a program computes."""
+    """Number of tokens, rounded up to a multiple of what one program computes."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.outputs}x{self.inputs} of {self.tokens}"
@@ -45,9 +45,9 @@ class GpuOps:
 
     device: torch.device
     plans: dict[ProductKey, Plan | None] = field(default_factory=dict)
-    """None, or no entry: cuBLAS."""
+    """How each product is computed; cuBLAS where there is no plan."""
     rounds: bool = False
-    """cuBLAS gets round numbers of tokens only (`replica.model.gpu.room`)."""
+    """Whether cuBLAS is given round numbers of tokens only (`replica.model.gpu.room`)."""
     dependent: bool = field(init=False)
 
     def __post_init__(self) -> None:

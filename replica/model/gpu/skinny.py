@@ -30,7 +30,7 @@ from replica.model.spec import Activation
 
 MAX_TOKENS = 64
 OUTPUTS, DEPTH = 64, 128
-"""Tile of a weight: its rows (outputs of the layer), and how much of each."""
+"""Size of a tile of a weight: rows (outputs of the layer), and columns (inputs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Plan:
     """How a product is computed."""
 
     stages: int
-    """Tiles that a program holds."""
+    """Tiles that a program keeps in flight."""
     splits: int
-    """Parts of the product."""
+    """Parts into which the inputs are split; their products are added."""
 
 
 def tile_tokens(tokens: int) -> int:

@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 STAGES = tl.constexpr(4)
-"""Blocks of a row that are on their way while one is looked at."""
+"""Blocks of a row that are being loaded while one is processed."""
 PASSES = tl.constexpr(12)
-"""After as many, the borders are neighbours: what lies between them is equal."""
+"""After this many passes lower and upper border are neighbours, so all values between them are
+equal."""
 
 
 @triton.jit

@@ -27,7 +27,7 @@ from replica.scheduling.sequence import NO_TOKEN
 
 BLOCK, WARPS = 2048, 16
 CAPACITY = 2048
-"""Tokens that are sorted in registers."""
+"""Most tokens that are sorted in registers."""
 
 
 @triton.jit

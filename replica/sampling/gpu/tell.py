@@ -20,7 +20,7 @@ from replica.sampling.gpu.borders import (
 from replica.sampling.gpu.choose import BLOCK, WARPS
 
 GROUPS = 128
-"""Groups of tokens whose best say what the K best are at least."""
+"""Number of groups of tokens; the best token of each gives a lower bound for the K best."""
 
 
 @triton.jit
