@@ -8,7 +8,6 @@ not push those of all others out of the files. The module knows neither routes n
 from __future__ import annotations
 
 import logging
-import re
 import time
 import uuid
 from collections import Counter
@@ -22,6 +21,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.rate import Bucket
+from serve_app.request_ids import is_sane
 from serve_app.telemetry.breakdown import Breakdown, Phase, furthest, server_timing
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ PROBES = frozenset({"/health", "/ready"})
 """Asked every second, and answered with a 503 until all is up: only a failure is worth a line."""
 
 TIMING_HEADER = b"x-fairstream-timing"
-
-_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class Error(Protocol):
@@ -244,7 +242,7 @@ class _Lines:
 def _request_id(scope: Scope, given: str) -> str:
     """The client's, if it is short and plain."""
     found = Headers(scope=scope).get("x-request-id", given)
-    return found if _SANE_ID.fullmatch(found) else uuid.uuid4().hex
+    return found if is_sane(found.encode()) else uuid.uuid4().hex
 
 
 def _sums(sequences: list[SequenceRecord]) -> dict[str, object]:
