@@ -6,10 +6,10 @@ knows neither Ray nor the router.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
-
-import anyio
 
 from replica.client import EngineClient
 from replica.messages import (
@@ -27,6 +27,7 @@ from replica.messages import (
 )
 from serve_app.fleet import background
 from serve_app.fleet.feed import Feed, Key
+from serve_app.fleet.silence import Silence, core_waits
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,9 @@ ORPHANED_S = 10.0
 replica up earlier."""
 ENGINE_SILENCE_S = 7.0
 """The engine reports at least once a second, but never within a step. One that is silent for
-longer hangs, and is as good as dead."""
+longer, though it had a core to run on, hangs, and is as good as dead."""
+LOOKS = 10
+"""How often its silence is looked at until it is that long."""
 
 
 class EngineHost:
@@ -55,6 +58,9 @@ class EngineHost:
         self._feeds: dict[str, Feed] = {}
         self._owners: dict[Key, Feed] = {}
         self._backlog = False
+        look_s = ENGINE_SILENCE_S / LOOKS
+        self._silence = Silence(look_s, core_waits(engine.pid))
+        self._watch = background.start(self._watch_engine(look_s), "engine-watch")
         self._events = background.start(self._read_engine(), "engine-events")
 
     @property
@@ -70,6 +76,7 @@ class EngineHost:
     async def close(self) -> None:
         """Stop the engine."""
         self._events.cancel()
+        self._watch.cancel()
         await self._engine.close()
 
     def raise_if_dead(self) -> None:
@@ -143,21 +150,30 @@ class EngineHost:
             self._engine.send(Abort(request_id=key[0], attempt=key[1]))
 
     async def _read_engine(self) -> None:
-        events = aiter(self._engine.events())
         try:
-            while True:
-                with anyio.fail_after(ENGINE_SILENCE_S):
-                    report = await anext(events)
+            async for report in self._engine.events():
+                self._silence.heard()
                 self.stats = report.stats
                 for output in report.outputs:
                     self._record(output)
-        except TimeoutError:
-            self.failure = f"the engine was silent for {ENGINE_SILENCE_S:.0f} s"
-        except StopAsyncIteration:
-            self.failure = "the engine process ended"
+            self._fail("the engine process ended")
         except Exception as error:  # EngineFailed; an error of ours would be as fatal
-            self.failure = str(error) or repr(error)
-        logger.error("The engine is gone: %s", self.failure)
+            self._fail(str(error) or repr(error))
+        self._watch.cancel()
+
+    async def _watch_engine(self, look_s: float) -> None:
+        looked_at = time.monotonic()
+        while self._silence.counted_s < ENGINE_SILENCE_S:
+            await asyncio.sleep(look_s)
+            now = time.monotonic()
+            self._silence.look(now - looked_at, core_waits(self._engine.pid))
+            looked_at = now
+        self._events.cancel()
+        self._fail(f"the engine was silent for {ENGINE_SILENCE_S:.0f} s")
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        logger.error("The engine is gone: %s", reason)
         for feed in self._feeds.values():
             feed.wake()
 

@@ -55,6 +55,11 @@ class ScriptedEngine(EngineClient):
         self._failure = ""
         self._news = asyncio.Event()
 
+    @property
+    def pid(self) -> int:
+        """Of no process."""
+        return 0
+
     @classmethod
     async def start(cls, config: EngineConfig) -> ScriptedEngine:
         if config.model == "fails":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -135,6 +136,18 @@ async def test_an_engine_that_hangs_counts_as_gone(
     assert isinstance(events[-1], Failed)
     with pytest.raises(RuntimeError, match="silent"):
         host.raise_if_dead()
+    await host.close()
+
+
+async def test_a_host_that_was_late_itself_takes_no_engine_for_hung(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_host, "ENGINE_SILENCE_S", 0.5)
+    host = EngineHost(engine)
+    await asyncio.sleep(0.01)
+    time.sleep(0.7)  # noqa: ASYNC251  # the loop gets no core
+    await asyncio.sleep(0.06)
+    host.check()
     await host.close()
 
 
