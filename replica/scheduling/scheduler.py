@@ -18,11 +18,11 @@ import numpy as np
 from replica.messages import FinishReason, Output
 from replica.scheduling.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, StepOutput
 from replica.scheduling.block_manager import BlockManager
-from replica.scheduling.step_budget import StepBudget, CostModel
 from replica.scheduling.describe import describe
 from replica.scheduling.rows import NEVER, Rows
 from replica.scheduling.scores import deliver_scores, logprobs_of_prompts, logprobs_of_tokens
 from replica.scheduling.sequence import Key, Sequence
+from replica.scheduling.step_budget import CostModel, StepBudget
 
 MAX_OVERTAKEN = 32
 """How many later arrivals may be admitted before a sequence that does not fit yet."""

@@ -50,11 +50,15 @@ READY = Ready(
 def reference() -> str:
     """The page, in Markdown."""
     parts = [
-        ("Of all requests", "Admission, one for all.", AdmissionMetrics()),
-        ("Of a front end", "Label `ingress`: the process.", IngressMetrics()),
-        ("Of an engine", "Labels `replica`: the process; `model`.", ReplicaMetrics(READY)),
+        ("Of all requests", "Admission, one for all.", AdmissionMetrics().instruments),
+        ("Of a front end", "Label `ingress`: the process.", IngressMetrics().instruments),
+        (
+            "Of an engine",
+            "Labels `replica`: the process; `model`.",
+            ReplicaMetrics(READY).instruments,
+        ),
     ]
-    sections = [_section(title, lead, of.instruments.declared) for title, lead, of in parts]
+    sections = [_section(title, lead, of.declared) for title, lead, of in parts]
     aliases = [
         f"| `{alias.name}` | `{ours}`{_only(alias.only)} |"
         for ours, several in ALIASES.items()

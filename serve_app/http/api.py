@@ -49,7 +49,7 @@ from serve_app.text.grammars import grammar_of
 from serve_app.text.sequence_text import SequenceText
 from serve_app.text.tool_calls import ToolCallReader
 from serve_app.throttling.call_rate import CallRate
-from serve_app.throttling.early_refusals import RefuseEarly, RefusedNow
+from serve_app.throttling.early_refusals import RefusedNow, RefuseEarly
 from serve_app.throttling.fair_work import FairWork, Run
 from serve_app.throttling.refusal_limit import RefusalLimit
 

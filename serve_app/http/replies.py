@@ -80,7 +80,9 @@ class Reply:
 class EventWriter:
     """Writes the events of one stream. All but the choice is the same bytes in each."""
 
-    def __init__(self, head: dict[str, object], endpoint: EndpointFormat, include_usage: bool) -> None:
+    def __init__(
+        self, head: dict[str, object], endpoint: EndpointFormat, include_usage: bool
+    ) -> None:
         self._endpoint = endpoint
         self._include_usage = include_usage
         self._begin = b"data: " + one_line(_encode(head))[:-1] + b',"choices":['

@@ -18,8 +18,8 @@ from replica.messages import TokenLogprobs
 from serve_app.http.choices import Piece
 from serve_app.text.logprobs import (
     ChatLogprobs,
-    TextLogprobs,
     ShownToken,
+    TextLogprobs,
     for_chat,
     for_prompt,
     for_text,

@@ -37,6 +37,7 @@ PROBES = frozenset({"/health", "/ready"})
 
 TIMING_HEADER = b"x-fairstream-timing"
 
+
 class Error(Protocol):
     """What the client is told instead of an answer."""
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.scheduling.batch import Batch, Scores
-from replica.scheduling.step_budget import CostModel
 from replica.scheduling.cost_fit import FAR, CostFit, predicted_ms, step_work
+from replica.scheduling.step_budget import CostModel
 
 H200 = CostModel(fixed_ms=3.0, token_ms=0.019, key_ms=3e-5, pair_ms=2.1e-6, floor_ms=8.5)
 """About an 8B model."""

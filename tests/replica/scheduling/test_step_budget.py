@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replica.scheduling.step_budget import StepBudget, CostModel
+from replica.scheduling.step_budget import CostModel, StepBudget
 
 
 @given(st.floats(0, 1), st.floats(1e-6, 1e-2), st.integers(0, 100_000), st.floats(0.1, 100))

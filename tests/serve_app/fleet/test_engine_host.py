@@ -147,7 +147,7 @@ async def test_a_host_that_was_late_itself_takes_no_engine_for_hung(
     await asyncio.sleep(0.01)
     time.sleep(0.7)  # noqa: ASYNC251  # the loop gets no core
     await asyncio.sleep(0.06)
-    host.check()
+    host.raise_if_dead()
     await host.close()
 
 

@@ -175,7 +175,9 @@ def test_an_empty_key_belongs_to_nobody() -> None:
 
 def test_the_path_behind_a_prefix_is_what_counts() -> None:
     app = FastAPI()
-    app.add_middleware(BearerAuth, find_tenant=Tenants(tenants=[]).find_by_key, refusal_limit=RefusalLimit(60))
+    app.add_middleware(
+        BearerAuth, find_tenant=Tenants(tenants=[]).find_by_key, refusal_limit=RefusalLimit(60)
+    )
     app.add_api_route("/health", lambda: "up")
     client = TestClient(app, root_path="/llm")
     assert client.get("/llm/health").status_code == 200

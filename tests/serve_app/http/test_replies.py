@@ -44,7 +44,9 @@ def test_events_are_the_same_text() -> None:
     assert (last["choices"], last["usage"]["total_tokens"], done) == ([], 7, "[DONE]")
 
 
-@pytest.mark.parametrize("endpoint", [ChatFormat(SILENT), CompletionFormat(SILENT, [Echo("echo ", ())])])
+@pytest.mark.parametrize(
+    "endpoint", [ChatFormat(SILENT), CompletionFormat(SILENT, [Echo("echo ", ())])]
+)
 def test_a_choice_opens_once(endpoint: ChatFormat | CompletionFormat) -> None:
     writer = Reply(endpoint, "m").events(include_usage=False)
     assert len(events(writer.pieces([Piece(0, "", None)]).decode())) == 1
@@ -68,7 +70,9 @@ BREAKS = "a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1e\r\n"
 
 
 @pytest.mark.parametrize("endpoint", [ChatFormat, CompletionFormat])
-def test_an_event_is_one_line_to_every_reader(endpoint: type[ChatFormat | CompletionFormat]) -> None:
+def test_an_event_is_one_line_to_every_reader(
+    endpoint: type[ChatFormat | CompletionFormat],
+) -> None:
     writer = Reply(endpoint(SILENT), BREAKS).events(include_usage=True)
     body = (writer.pieces([Piece(0, BREAKS, "stop")]) + writer.closing(USAGE)).decode()
     sent = events(body)
@@ -81,7 +85,9 @@ def test_so_are_thoughts_calls_and_log_probabilities() -> None:
     said = f"<think>a{BREAKS}b</think>" + HERMES.written(
         "f", json.dumps({BREAKS: BREAKS}, ensure_ascii=False)
     )
-    endpoint = ChatFormat(ShownLogprobs(TEXTS, True), new_caller=ToolCallReader, reasoning=ReasoningTags())
+    endpoint = ChatFormat(
+        ShownLogprobs(TEXTS, True), new_caller=ToolCallReader, reasoning=ReasoningTags()
+    )
     told = [ShownToken(token, 0, TokenLogprobs(-1.0, (), ())) for token in "\u2028".encode()]
     body = Reply(endpoint, "m").events(False).pieces([Piece(0, said, "stop", tuple(told))]).decode()
     assert body.splitlines() == body.split("\n")[:-1]

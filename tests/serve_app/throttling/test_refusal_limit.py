@@ -154,7 +154,9 @@ async def test_who_hangs_up_before_the_request_is_checked_pays(name: str, after:
 @pytest.mark.parametrize("status", [200, 500, 503])
 async def test_nobody_pays_for_what_is_not_their_fault(status: int) -> None:
     refusal_limit = RefusalLimit(1, Clock())
-    assert [await charge(refusal_limit, "a", BYTES_PER_UNIT, status) for _ in range(3)] == [status] * 3
+    assert [await charge(refusal_limit, "a", BYTES_PER_UNIT, status) for _ in range(3)] == [
+        status
+    ] * 3
 
 
 async def test_so_many_payers_are_remembered_and_no_more() -> None:
