@@ -74,7 +74,9 @@ def sample(
     assert torch.equal(logits.view(torch.int32), before.view(torch.int32)), (
         "log probabilities are read from them afterwards"
     )
-    assert torch.equal(sampler.last_token[:count], ids)
+    last = sampler.last_token[:count]
+    assert torch.equal(torch.where(ids == NO_TOKEN, last, ids), last)
+    assert bool(((last >= 0) & (last < logits.shape[1])).all())
     chosen: list[int] = ids.tolist()
     return chosen
 
