@@ -19,7 +19,7 @@ from replica.messages import FinishReason, Output
 from replica.scheduling.batch import MAX_SCORES, Batch, Bools, Indices, Int32s, StepOutput
 from replica.scheduling.block_manager import BlockManager
 from replica.scheduling.describe import describe
-from replica.scheduling.rows import NEVER, Rows
+from replica.scheduling.rows import NEVER, SHAPED, Rows
 from replica.scheduling.scores import deliver_scores, logprobs_of_prompts, logprobs_of_tokens
 from replica.scheduling.sequence import Key, Sequence
 from replica.scheduling.step_budget import CostModel, StepBudget
@@ -237,7 +237,7 @@ class Scheduler:
     def _room_for_pasts(self) -> int:
         """Tokens: the next step carries the past of new shaped rows, as much as one context."""
         rows = self.rows
-        travelling = [row for row in self._new_rows if rows.sequence(row).sampling.shaped]
+        travelling = [row for row in self._new_rows if rows.kinds[row] & SHAPED]
         return rows.max_model_len - int(rows.known[travelling].sum())
 
     def _budget(self, decodes: Indices) -> StepBudget:

@@ -14,7 +14,7 @@ from replica.scheduling.batch import Batch, StepOutput
 from replica.scheduling.block_manager import BlockManager
 from replica.scheduling.rows import Rows
 from replica.scheduling.scheduler import MAX_OVERTAKEN, Scheduler
-from replica.scheduling.sequence import Sequence
+from replica.scheduling.sequence import Constraint, Sequence
 
 SIZE = 4
 CONTEXT = 64
@@ -289,3 +289,26 @@ def test_every_schedule_ends_with_everything_released(operations, overlap, block
     assert not world.rows.in_flight.any()
     assert world.scheduler.waiting == []
     assert sum(world.scheduler.finished.values()) == len(names)
+
+
+class NeverReady(Constraint):
+    """A grammar that is being compiled."""
+
+    def ready(self, timeout_s: float = 0.0) -> bool:
+        return False
+
+
+def test_a_row_that_was_given_back_before_any_step_is_asked_nothing():
+    """A prompt of one token waits for its grammar and is aborted; then somebody has penalties."""
+    world = World()
+    waits, penalised = request("waits", 1), request("penalised", 3)
+    waits.constraint = NeverReady()
+    penalised.sampling = Sampling(max_tokens=4, presence_penalty=1.0)
+    world.add(waits)
+    assert world.step() is None
+    assert waits.row is not None
+    world.scheduler.abort(waits.key)
+    world.step()
+    world.add(penalised)
+    world.drain()
+    assert world.reasons == {"waits": "abort", "penalised": "length"}
