@@ -64,7 +64,7 @@ def fetch(url: str, key: str) -> Scrape:
         hint = f": {KEY} is to hold a key of an administrator" if error.code == 401 else ""
         raise Unreadable(f"{url} answers {error.code}{hint}") from None
     except (OSError, HTTPException, ValueError) as error:
-        raise Unreadable(f"{url} cannot be read: {error}") from None
+        raise Unreadable(f"{url} cannot be read: {_plain(str(error))}") from None
 
 
 def page(readings: Readings, tenants: int) -> Group:
@@ -134,11 +134,9 @@ def _tenants(readings: Readings, most: int) -> Table:
             readings.value("fairstream_budget_left_dollars", "tenant", "period"), "${:,.2f} a "
         ),
     }
-    known = tokens.keys() | waiting.keys() | refusals.keys()
-    active = {
-        one: (tokens.get(one, 0.0), waiting.get(one, 0.0), refusals.get(one, 0.0)) for one in known
-    }
-    shown = sorted(known, key=lambda one: (*(-each for each in active[one]), one))
+    figures = (tokens, waiting, refusals)
+    known = set().union(*figures)
+    shown = sorted(known, key=lambda one: (*(-each.get(one, 0.0) for each in figures), one))
     table = _table(("tenant",), columns, shown[:most])
     if len(shown) > most:
         table.caption = f"and {len(shown) - most} more"

@@ -25,9 +25,12 @@ class Scrape(NamedTuple):
 def scrape(text: str, at: float) -> Scrape:
     """Raises ValueError if it is not Prometheus' text."""
     metrics = defaultdict[str, Series](dict)
-    for family in text_string_to_metric_families(text):
-        for name, labels, value, *_ in family.samples:
-            metrics[name][tuple(sorted(labels.items()))] = value
+    try:
+        for family in text_string_to_metric_families(text):
+            for name, labels, value, *_ in family.samples:
+                metrics[name][tuple(sorted(labels.items()))] = value
+    except (ValueError, IndexError):  # it says which line, and that may be all of a web page
+        raise ValueError("this is no text for Prometheus") from None
     return Scrape(at, dict(metrics))
 
 
@@ -91,7 +94,7 @@ def _with(series: Series, only: dict[str, str]) -> Iterator[tuple[dict[str, str]
 def _quantile(share: float, buckets: list[tuple[float, float]]) -> float | None:
     """buckets: upper bound and cumulative count, ascending."""
     wanted = share * buckets[-1][1]
-    if not wanted:
+    if wanted <= 0:
         return None
     low = below = 0.0
     for bound, count in buckets:

@@ -193,12 +193,13 @@ def test_a_page_is_printed(
 
 @pytest.mark.parametrize(
     ("status", "body", "words"),
-    [(401, "", KEY), (503, "", "503"), (200, "<html>hello</html>", "cannot be read")],
+    [(401, "", KEY), (503, "", "503"), (200, "<html>\x1b[2J</html>", "cannot be read")],
 )
 def test_why_there_is_nothing_to_show(site: Site, status: int, body: str, words: str) -> None:
     url = site(lambda request: reply(request, status, body))
-    with pytest.raises(SystemExit, match=words):
+    with pytest.raises(SystemExit, match=words) as ended:
         main([url, "--once"])
+    assert "\x1b" not in str(ended.value)
 
 
 def test_nobody_there() -> None:

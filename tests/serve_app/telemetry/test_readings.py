@@ -82,7 +82,10 @@ def test_quantiles_are_of_what_came_since() -> None:
     assert server.look().quantile(0.5, "t", "model") == {("m",): 4.0}, "it is above the last bound"
 
 
-@pytest.mark.parametrize("text", ["<!doctype html><p>Hello</p>", '{"a": [1]}', "a{b", "a b c d"])
+@pytest.mark.parametrize(
+    "text",
+    ["<!doctype html><p>Hello</p>", '{"a": [1]}', "a{b", "a b c d", 'a{b="1", ="2"} 3'],
+)
 def test_what_is_no_metrics_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match="Prometheus"):
         scrape(text, 0.0)
