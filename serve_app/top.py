@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException
+from itertools import islice
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
@@ -209,13 +210,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("url", metavar="URL", type=metrics_url)
     parser.add_argument("--every", type=float, default=2.0, help="seconds between readings")
     parser.add_argument("--tenants", type=int, default=20, help="most tenants that are shown")
-    parser.add_argument("--once", action="store_true", help="print one page and end")
+    parser.add_argument("--once", action="store_true", help="print one page of a whole window")
     chosen = parser.parse_args(arguments)
     console = Console()
     pages = _pages(chosen.url, os.environ.get(KEY, ""), max(chosen.every, 0.1), chosen.tenants)
     try:
         if chosen.once:
-            console.print(next(pages))
+            *_, whole = islice(pages, WINDOW - 1)
+            console.print(whole)
             return
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
             for each in pages:

@@ -95,7 +95,7 @@ async def test_top_shows_the_engines_and_who_asks(
     monkeypatch.setenv("COLUMNS", "240")
 
     async def all_is_shown() -> bool:
-        await anyio.to_thread.run_sync(top.main, [site.url, "--once"])
+        await anyio.to_thread.run_sync(top.main, [site.url, "--once", "--every", "0.6"])
         text = capsys.readouterr().out
         engines = re.findall(rf"(?m)^ {MODEL} +\w+ +\d+\.\d% .* [1-9]\d* *$", text)
         acme = re.search(r"(?m)^ acme +[1-9] .* tokens.*\$.* a month", text)
