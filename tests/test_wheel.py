@@ -28,4 +28,5 @@ def test_the_wheel_holds_the_server_and_no_more(tmp_path: Path) -> None:
     }
     assert kernels
     assert code | kernels == {name for name in names if ".dist-info" not in name}
-    assert "fairstream-check = serve_app.check:main" in commands
+    for name in ("check", "keys", "top"):
+        assert f"fairstream-{name} = serve_app.{name}:main" in commands

@@ -6,10 +6,12 @@ import re
 
 import anyio
 import openai
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from router.tenant import digest
+from serve_app import top
 from tests.serve_app.on_ray.conftest import REPLICAS
 from tests.serve_app.on_ray.exported import asked, exported
 from tests.serve_app.on_ray.site import ADMIN_KEY, KEY, MODEL, Site, complete, until
@@ -29,6 +31,8 @@ async def test_every_metric_that_is_asked_for_is_exported(site: Site) -> None:
         found = await exported()
         return all(f"\n{name}{{" in found for name in names - NOT_HERE) and re.search(both, found)
 
+    async with site.http("wrong") as stranger:
+        assert (await stranger.get("/v1/models")).status_code == 401
     async with site.openai() as client, anyio.create_task_group() as group:
         await complete(client, "hello")
         group.start_soon(_ask_on, client)  # queues are told of tenants that have one
@@ -82,6 +86,26 @@ async def test_one_page_tells_of_all_processes(site: Site) -> None:
     engines = labels("vllm:cache_config_info")
     assert [each["model_name"] for each in engines] == [MODEL] * REPLICAS
     assert all(int(each["num_gpu_blocks"]) > 0 for each in engines)
+
+
+async def test_top_shows_the_engines_and_who_asks(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(top.KEY, ADMIN_KEY)
+    monkeypatch.setenv("COLUMNS", "240")
+
+    async def all_is_shown() -> bool:
+        await anyio.to_thread.run_sync(top.main, [site.url, "--once", "--every", "0.6"])
+        text = capsys.readouterr().out
+        engines = re.findall(rf"(?m)^ {MODEL} +\w+ +\d+\.\d% .* [1-9]\d* *$", text)
+        acme = re.search(r"(?m)^ acme +[1-9] .* tokens.*\$.* a month", text)
+        return len(engines) == REPLICAS and acme is not None
+
+    async with site.openai() as client, anyio.create_task_group() as group:
+        for tokens in (2000, 20, 20):
+            group.start_soon(_ask_on, client, tokens)
+        await until(all_is_shown, 30)
+        group.cancel_scope.cancel()
 
 
 async def _ask_on(client: openai.AsyncOpenAI, tokens: int = 2000) -> None:
