@@ -35,7 +35,7 @@ from replica.scheduling.block_manager import BlockManager
 from replica.scheduling.cost_fit import CostFit
 from replica.scheduling.rows import Rows
 from replica.scheduling.scheduler import Scheduler
-from replica.scheduling.sequence import NO_TOKEN, Key, Sequence
+from replica.scheduling.sequence import Key, Sequence
 from replica.shares import share_out
 from replica.validation import check_stops, check_submit
 from replica.watchdog import Watchdog
@@ -55,9 +55,6 @@ class Channel(Protocol):
         """What has come; waits for the first command at most `timeout_s`."""
 
     def send(self, report: StepReport) -> None: ...
-
-
-NO_NUMBERS = "the model computed no numbers: it overflows in its dtype, or a weight is broken"
 
 
 class Engine:
@@ -179,8 +176,6 @@ class Engine:
     def _update(self, output: StepOutput | None) -> None:
         if output is not None:
             self._book(output.batch)
-            for row in output.batch.sampling_rows[output.ids == NO_TOKEN].tolist():
-                self.scheduler.fail(self.rows.sequence(row).key, NO_NUMBERS)
         while self.masks.failures:
             self.scheduler.fail(*self.masks.failures.pop())
         with self._device.span(f"update {output.batch.step if output else ''}"):

@@ -247,7 +247,7 @@ class Pipeline:
 
     def _tell(self, count: int, slot: IOSlot) -> None:
         """Log probabilities of what was sampled; sampling has left the logits alone."""
-        sampled = slot.outputs["sampled"][:count].clamp(min=0)
+        sampled = slot.outputs["sampled"][:count]
         tell(self._logits[:count], sampled, *(slot.outputs[name] for name in LOGPROBS))
 
     def _captures(self) -> Iterator[tuple[GraphKey, Work]]:

@@ -27,7 +27,7 @@ from replica.io_slot import (
 from replica.sampling.rng import uniform
 from replica.sampling.shaping import Shaping, hold_back
 from replica.scheduling.batch import Batch
-from replica.scheduling.sequence import MAX_STOP_IDS, NO_TOKEN
+from replica.scheduling.sequence import MAX_STOP_IDS
 
 
 class Sampler:
@@ -69,8 +69,7 @@ class Sampler:
         """Choose one token per sampling row.
 
         logits: float32 [S, V]. mask: uint8 [S, V/8] or None. Returns int64 [S], and keeps them as
-        the rows' last tokens. NO_TOKEN stands for a row whose logits are no numbers, which a model
-        that overflows may give; its last token is one that there is.
+        the rows' last tokens.
         """
         count = len(batch.samples)
         rows = inputs["sample_rows"][:count]
@@ -85,14 +84,13 @@ class Sampler:
         if mask is not None:
             logits = logits.masked_fill(~self._allowed(mask), -torch.inf)
         token_ids = logits.argmax(dim=-1)
-        top = logits.gather(-1, token_ids[:, None])[:, 0]  # NaN is more than all else
         if not batch.greedy:
             drawn = _draw(batch, logits, ints, floats, positions)
             token_ids = torch.where(floats[:, TEMPERATURE] == 0, token_ids, drawn)
         self.last_token[rows] = token_ids
         if batch.shaped:
             self.shaping.count(rows, token_ids)
-        return token_ids.masked_fill(~(top > -torch.inf), NO_TOKEN)
+        return token_ids
 
     def _allowed(self, mask: Tensor) -> Tensor:
         """bool [S, V] from packed bits."""

@@ -21,7 +21,7 @@ Key: TypeAlias = tuple[str, int]
 MAX_STOP_IDS = 32
 """Stop ids of one sequence, the model's own included: they lie in a table of this width."""
 NO_TOKEN = -1
-"""In an unused place of such a table, and where a model has computed no numbers to choose by."""
+"""In an unused place of such a table."""
 
 
 class ConstraintFailure(Exception):

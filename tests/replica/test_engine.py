@@ -6,7 +6,6 @@ import inspect
 
 import pytest
 import torch
-from torch import Tensor
 
 from replica.engine import Engine
 from replica.messages import Abort, Stop
@@ -164,25 +163,6 @@ def test_min_tokens_holds_back_every_stop_token(bench, overlap, options, length,
     outputs = engine.run(submit("a", **options))
     assert len(outputs["a"]) == length
     assert engine.endings() == {"a": reason}
-
-
-@BOTH
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}, {"logprobs": 2}])
-def test_a_sequence_of_which_the_model_computes_no_numbers_ends_alone(bench, overlap, options):
-    """With an error that says so, behind what there was; whoever shares its batch goes on."""
-
-    def overflowing(request_id: str, position: int) -> Tensor | int:
-        if request_id == "a" and position == 5:
-            return torch.full((VOCAB,), torch.nan)
-        return counting(request_id, position)
-
-    engine = bench(ScriptRunner(overflowing), overlap=overlap)
-    outputs = engine.run(*(submit(name, max_tokens=9, **options) for name in "ab"))
-    assert len(outputs["a"]) == 2
-    assert outputs["b"] == [counting("b", 3 + place) for place in range(9)]
-    assert engine.endings() == {"a": "error", "b": "length"}
-    [error] = [output.error for output in engine.reported if output.finish_reason == "error"]
-    assert "no numbers" in error
 
 
 @BOTH

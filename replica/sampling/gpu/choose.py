@@ -23,7 +23,6 @@ from replica.sampling.gpu.borders import (
     narrow,
     weights_of,
 )
-from replica.scheduling.sequence import NO_TOKEN
 
 BLOCK, WARPS = 2048, 16
 CAPACITY = 2048
@@ -167,7 +166,7 @@ def _choose(
     logits, row_stride, rows, positions, ints, ints_stride, floats, floats_stride,
     sampled, last_token, scratch, counters, vocab_size,
     SEED: tl.constexpr, CHOICE: tl.constexpr, TOP_K: tl.constexpr,
-    TEMPERATURE: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr, NO_TOKEN: tl.constexpr,
+    TEMPERATURE: tl.constexpr, TOP_P: tl.constexpr, MIN_P: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
@@ -198,9 +197,7 @@ def _choose(
         )
         least = tl.load(reals + MIN_P)
         token = _drawn(row, vocab_size, border, least, top, scale, number, BLOCK, BLOCKS)
-    # Nothing is better than minus infinity where all logits are NaN.
-    told = tl.where(top == float("-inf"), NO_TOKEN, token)
-    tl.store(sampled + index, told.to(tl.int64))
+    tl.store(sampled + index, token.to(tl.int64))
     tl.store(last_token + owner, token.to(tl.int64))
 
 
@@ -208,8 +205,7 @@ def choose(
     logits: Tensor, rows: Tensor, positions: Tensor, ints: Tensor, floats: Tensor,
     last_token: Tensor,
 ) -> Tensor:  # fmt: skip
-    """int64 [S]: the token of each row, which goes to its place in `last_token` [R], too; NO_TOKEN,
-    in the result alone, for a row of logits that are no numbers.
+    """int64 [S]: the token of each row, which goes to its place in `last_token` [R], too.
 
     logits: float32 [S, V]. rows, positions: int64 [S]. ints: int64 [R, ...], floats: float32
     [R, ...], parameters with the columns of `replica.io_slot`.
@@ -222,7 +218,6 @@ def choose(
         logits, logits.stride(0), rows, positions, ints, ints.stride(0), floats, floats.stride(0),
         sampled, last_token, scratch, counters, vocab_size,
         SEED=SEED, CHOICE=CHOICE, TOP_K=TOP_K, TEMPERATURE=TEMPERATURE, TOP_P=TOP_P, MIN_P=MIN_P,
-        NO_TOKEN=NO_TOKEN,
         BLOCK=BLOCK, BLOCKS=max(64, triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK))),
         CAPACITY=CAPACITY, num_warps=WARPS,
     )  # fmt: skip

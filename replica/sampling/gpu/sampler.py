@@ -30,5 +30,5 @@ class GpuSampler(Sampler):
             )
         token_ids = choose(logits, rows, positions, ints, floats, self.last_token)
         if batch.shaped:
-            self.shaping.count(rows, token_ids.clamp(min=0))
+            self.shaping.count(rows, token_ids)
         return token_ids
