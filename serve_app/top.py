@@ -12,12 +12,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from http.client import HTTPException
 from itertools import islice
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -25,47 +21,16 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from serve_app.telemetry.readings import Readings, Scrape, scrape
+from serve_app.telemetry.readings import Readings
+from serve_app.telemetry.scraping import KEY, Unreadable, fetch, metrics_url, plain
 
-KEY = "FAIRSTREAM_ADMIN_KEY"
 WINDOW = 6
 """Scrapes, over which rates are taken: processes tell every two seconds, not in step with us."""
-TIMEOUT_S = 10.0
-MAX_BYTES = 64 * 2**20
-"""Most that is read of an answer."""
 STATES = ("requests", "surplus", "bubble", "starved", "spare", "starting")
 """Of a device. All of them are shown but the last, which is over when there is something to see."""
 WORDS = ("held back by", "left this minute", "budget left")
 """Columns of several words."""
 Key = tuple[str, ...]
-
-
-class Unreadable(Exception):
-    """There is no answer, or it is no metrics; the message says why."""
-
-
-class _NoRedirects(HTTPRedirectHandler):
-    """The key goes to nobody but the server that was named."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
-_opener = build_opener(_NoRedirects)
-
-
-def fetch(url: str, key: str) -> Scrape:
-    """Raises Unreadable."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    try:
-        with _opener.open(Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
-            text = answer.read(MAX_BYTES).decode()
-        return scrape(text, time.monotonic())
-    except HTTPError as error:
-        hint = f": {KEY} is to hold a key of an administrator" if error.code == 401 else ""
-        raise Unreadable(f"{url} answers {error.code}{hint}") from None
-    except (OSError, HTTPException, ValueError) as error:
-        raise Unreadable(f"{url} cannot be read: {_plain(str(error))}") from None
 
 
 def page(readings: Readings, tenants: int) -> Group:
@@ -176,8 +141,7 @@ def _table(by: Key, columns: Mapping[str, Mapping[Key, str]], rows: list[Key]) -
 
 
 def _plain(text: str) -> Text:
-    """A name changes neither colours nor the terminal."""
-    return Text("".join(letter if letter.isprintable() else "?" for letter in text))
+    return Text(plain(text))
 
 
 def _pages(url: str, key: str, every: float, tenants: int) -> Iterator[Group]:
@@ -194,15 +158,6 @@ def _pages(url: str, key: str, every: float, tenants: int) -> Iterator[Group]:
         except Unreadable as error:
             head = f"{error} (what follows is older)"
         yield Group(_plain(head), shown)
-
-
-def metrics_url(text: str) -> str:
-    """Raises argparse.ArgumentTypeError for what is no address of a server."""
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError("an address like http://127.0.0.1:8000 is needed")
-    path = parts.path.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-    return parts._replace(path=f"{path}/metrics", query="", fragment="").geturl()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -33,6 +33,11 @@ PART = 100
 """Tenants that are told of at once, which takes milliseconds."""
 HELD_BACK = ("concurrency", "fair_share", "capacity")
 """See `TenantSnapshot.held_back`."""
+HELD_BACK_MEANS = (
+    "Whether the tenant's next request waits, by why: its own concurrency, others that had less"
+    " than their share, or no place for anybody"
+)
+AHEAD_MEANS = "How far a tenant's counter is above the virtual time: it waits for who is behind"
 
 
 class AdmissionMetrics:
@@ -51,20 +56,9 @@ class AdmissionMetrics:
         self._running = made.gauge(
             "fairstream_requests_running", "Requests that have a place", "tenant"
         )
-        self._held_back = made.gauge(
-            "fairstream_held_back",
-            "Whether the tenant's next request waits, by why: its own concurrency, others that had"
-            " less than their share, or no place for anybody",
-            "tenant",
-            "model",
-            "reason",
-        )
-        self._ahead = made.gauge(
-            "fairstream_service_ahead",
-            "How far a tenant's counter is above the virtual time: it waits for who is behind",
-            "tenant",
-            "model",
-        )
+        of_model = ("tenant", "model")
+        self._held_back = made.gauge("fairstream_held_back", HELD_BACK_MEANS, *of_model, "reason")
+        self._ahead = made.gauge("fairstream_service_ahead", AHEAD_MEANS, *of_model)
         self._rates = made.gauge(
             "fairstream_rate_left", "What is left of a limit by minute", "tenant", "limit"
         )
@@ -94,15 +88,13 @@ class AdmissionMetrics:
             "fairstream_first_token_seconds",
             "From the arrival of a request to its first token",
             FIRST_TOKEN_S,
-            "tenant",
-            "model",
+            *of_model,
         )
         self._token_s = made.histogram(
             "fairstream_token_seconds",
             "Mean time between later tokens of a request",
             TOKEN_S,
-            "tenant",
-            "model",
+            *of_model,
         )
 
     def observe(self, latencies: Iterable[Latency]) -> None:

@@ -39,7 +39,7 @@ class Readings:
 
     def __init__(self, scrapes: Sequence[Scrape]) -> None:
         """scrapes: oldest first, two or more."""
-        self._now = scrapes[-1]
+        self._now, self._all = scrapes[-1], scrapes
         self._first = defaultdict[str, Series](dict)
         for earlier in reversed(scrapes):
             for name, series in earlier.metrics.items():
@@ -49,6 +49,14 @@ class Readings:
     def value(self, name: str, *by: str, **only: str) -> dict[tuple[str, ...], float]:
         """Sums now, of the series with the labels `only`."""
         return _sums(self._now.metrics.get(name, {}), by, only)
+
+    def mean(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
+        """Over all readings; where there was none, it was zero."""
+        sums = defaultdict[tuple[str, ...], float](float)
+        for each in self._all:
+            for key, value in _sums(each.metrics.get(name, {}), by, {}).items():
+                sums[key] += value / len(self._all)
+        return dict(sums)
 
     def growth(self, name: str, *by: str, **only: str) -> dict[tuple[str, ...], float]:
         """Of a counter. As for Prometheus, one that fell began again at zero, and a series
