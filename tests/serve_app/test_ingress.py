@@ -28,6 +28,7 @@ def built(names: list[str]) -> Any:
         _streams=dict.fromkeys(names, MagicMock()),
         _departure=MagicMock(),
         _refusals=Counter(),
+        _metrics=MagicMock(),
         _find_tenant=lambda key: None,
     )
     for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):

@@ -163,6 +163,7 @@ def test_attacks_hold_nobody_up_and_each_is_charged(
         time.sleep(0.1)
     report, kinds = Report("isolation"), ("parse", "refusals")
     isolation.measure(server, kinds, 1.0, report)
+    isolation.measure_refusals(server, 2.0, report)
     figures = report.figures
     names = [kind + who for kind in kinds for who in ("", ".no_key")]
     assert [figures[f"uncharged.{name}"] for name in names] == [0] * 4
