@@ -132,7 +132,7 @@ def _too_little(facts: Facts) -> Verdict | None:
 
 def _kv(facts: Facts) -> Verdict | None:
     put_back = facts.preempted > PREEMPTED * max(facts.ended, 1.0)
-    held = facts.held_back.get("capacity") and facts.free_places >= 1
+    held = facts.held_back.get("capacity") and facts.free_places >= 1 and facts.kv_used >= LONG
     if not put_back and not held:
         return None
     evidence = (
@@ -159,13 +159,14 @@ def _limits(facts: Facts) -> Verdict | None:
     refused = sum(facts.limited.values())
     waiting = facts.held_back.get("concurrency", [])
     others = [*facts.held_back.get("fair_share", []), *facts.held_back.get("capacity", [])]
-    if others or (not waiting and refused <= REFUSED * asked) or not _has_time(facts):
+    could_run = _has_time(facts) or facts.free_places >= 1
+    if others or not could_run or (not waiting and refused <= REFUSED * asked):
         return None
     names = ", ".join(sorted({*facts.limited, *waiting})[:5])
     evidence = f"{names}: {refused:.0f} of {asked:.0f} requests refused for a limit"
     if waiting:
         evidence += ", others wait for max_concurrency"
-    advice = "raise the tenant's limits if it should have more: devices have time to spare"
+    advice = "raise the tenant's limits, if it should have more: there is room"
     return Verdict(Cause.QUOTA, evidence, advice)
 
 
