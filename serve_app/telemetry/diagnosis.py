@@ -51,6 +51,8 @@ PREEMPTED = 0.05
 """Of the sequences that ended."""
 REFUSED = 0.1
 """Of the requests that came."""
+MUCH_FREE = 0.25
+"""Of the places. A few are kept for newcomers."""
 HELD = 0.5
 """Of the readings."""
 OF_PROMPTS = 0.5
@@ -76,7 +78,8 @@ class Facts:
     ended: float
     """Sequences."""
     kv_used: float
-    free_places: float
+    free: float
+    """Share of the places that no request has."""
     output_per_s: float
 
     @classmethod
@@ -90,6 +93,8 @@ class Facts:
         for (tenant, why), share in waits.items():
             if share >= HELD:
                 held.setdefault(why, []).append(tenant)
+        free = readings.mean("fairstream_credits").get((), 0.0)
+        slots = readings.mean("fairstream_slots").get((), 0.0)
         output = readings.rate("fairstream_engine_tokens_total", kind="output")
         return cls(
             seconds=readings.seconds,
@@ -105,7 +110,7 @@ class Facts:
             preempted=readings.growth("fairstream_preemptions_total").get((), 0.0),
             ended=sequences,
             kv_used=max(used, default=0.0),
-            free_places=readings.mean("fairstream_credits").get((), 0.0),
+            free=free / slots if slots else 0.0,
             output_per_s=output.get((), 0.0),
         )
 
@@ -132,14 +137,14 @@ def _too_little(facts: Facts) -> Verdict | None:
 
 def _kv(facts: Facts) -> Verdict | None:
     put_back = facts.preempted > PREEMPTED * max(facts.ended, 1.0)
-    held = facts.held_back.get("capacity") and facts.free_places >= 1 and facts.kv_used >= LONG
+    held = facts.held_back.get("capacity") and facts.free >= MUCH_FREE
     if not put_back and not held:
         return None
     evidence = (
         f"KV {facts.kv_used:.0%} full; {facts.preempted:.0f} sequences were put back for memory"
     )
     if held:
-        evidence += f"; requests wait although {facts.free_places:.0f} places are free"
+        evidence += f"; requests wait although {facts.free:.0%} of the places are free"
     advice = "more engine.kv_tokens, smaller max_tokens, or another replica"
     return Verdict(Cause.KV, evidence, advice)
 
@@ -159,7 +164,7 @@ def _limits(facts: Facts) -> Verdict | None:
     refused = sum(facts.limited.values())
     waiting = facts.held_back.get("concurrency", [])
     others = [*facts.held_back.get("fair_share", []), *facts.held_back.get("capacity", [])]
-    could_run = _has_time(facts) or facts.free_places >= 1
+    could_run = _has_time(facts) or facts.free >= MUCH_FREE
     if others or not could_run or (not waiting and refused <= REFUSED * asked):
         return None
     names = ", ".join(sorted({*facts.limited, *waiting})[:5])

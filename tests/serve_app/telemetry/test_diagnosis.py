@@ -20,7 +20,7 @@ HEALTHY = Facts(
     preempted=0.0,
     ended=100.0,
     kv_used=0.5,
-    free_places=0.0,
+    free=0.0,
     output_per_s=1000.0,
 )
 FULL = {"requests": 0.97, "spare": 0.01}
@@ -38,13 +38,13 @@ FULL = {"requests": 0.97, "spare": 0.01}
         ({"device": {"requests": 0.5, "starved": 0.4, "spare": 0.1}}, Cause.FEEDING),
         ({"preempted": 20.0}, Cause.KV),
         ({"preempted": 2.0, "ended": 0.0}, Cause.KV),
-        ({"held_back": {"capacity": ["a"]}, "free_places": 6.0}, Cause.KV),
+        ({"held_back": {"capacity": ["a"]}, "free": 0.5}, Cause.KV),
         # Places are kept for newcomers.
         (
-            {"device": FULL, "held_back": {"capacity": ["a"]}, "free_places": 3.0, "kv_used": 0.01},
+            {"device": FULL, "held_back": {"capacity": ["a"]}, "free": 0.17},
             Cause.DEVICE,
         ),
-        ({"device": FULL, "held_back": {"concurrency": ["a"]}, "free_places": 9.0}, Cause.QUOTA),
+        ({"device": FULL, "held_back": {"concurrency": ["a"]}, "free": 0.9}, Cause.QUOTA),
         ({"phases": {"send": 0.6, "decode": 0.4}}, Cause.SLOW_READERS),
         ({"phases": {"prepare": 0.5, "text": 0.1, "decode": 0.4}}, Cause.FRONT_END),
         ({"device": FULL, "phases": {"first_token": 0.8, "decode": 0.2}}, Cause.PROMPTS),
