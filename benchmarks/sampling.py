@@ -27,7 +27,7 @@ from replica.io_slot import (
 )
 from replica.messages import MAX_BIASES, MAX_LOGPROBS
 from replica.sampling.backends import make_sampler
-from replica.sampling.logprobs import tell
+from replica.sampling.logprobs import write_logprobs
 from replica.sampling.sampler import Sampler
 from replica.scheduling.batch import Batch
 
@@ -116,7 +116,7 @@ def main() -> None:
     top = torch.empty(rows, MAX_LOGPROBS, device=device.memory)
 
     def logprobs() -> None:
-        tell(logits, sampled, chosen_logprobs, ids, top)
+        write_logprobs(logits, sampled, chosen_logprobs, ids, top)
 
     def everything() -> None:
         shaped()

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from benchmarks.scale_fleet import ROWS, Array, Counts, Observed
-from serve_app.scaling.autoscaling import desired_replicas
+from serve_app.scaling.decision import desired_replicas
 from serve_app.scaling.types import Backlog, Load, ScalingLimits, ScalingState, Signals
 
 WINDOW = 5

@@ -25,7 +25,7 @@ from router.policy import FairPolicy
 from router.router import Router
 from router.tenant import Tenant, Tenants
 from serve_app.fleet.admission_client import FULL_S, SYNC_PERIOD_S
-from serve_app.fleet.held import Waiting
+from serve_app.fleet.request_state import Waiting
 from serve_app.fleet.waiting_set import WaitingSet
 
 INGRESSES, TENANTS, REPLICAS, SLOTS = 8, 200, 8, 256

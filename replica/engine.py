@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from replica.attribution import attribute_time
 from replica.config import EngineConfig
 from replica.device.graph_pool import Graphs
 from replica.device.stream import Device, HostDevice
@@ -36,7 +37,6 @@ from replica.scheduling.cost_fit import CostFit
 from replica.scheduling.rows import Rows
 from replica.scheduling.scheduler import Scheduler
 from replica.scheduling.sequence import Key, Sequence
-from replica.shares import share_out
 from replica.validation import check_stops, check_submit
 from replica.watchdog import Watchdog
 
@@ -184,7 +184,7 @@ class Engine:
     def _book(self, batch: Batch) -> None:
         """Account for a step's time while its rows are as it left them."""
         busy_ns = sum(self.idle.computed(*interval) for interval in self.pipeline.timing(batch))
-        self._surplus_ns += share_out(self.rows, batch, self.pipeline.padding(batch), busy_ns)
+        self._surplus_ns += attribute_time(self.rows, batch, self.pipeline.padding(batch), busy_ns)
         if self._fit is not None and not batch.decodes_only:
             self._fit.observe(batch, busy_ns / 1e6)
             self.scheduler.cost = self._fit.model

@@ -29,7 +29,7 @@ from replica.device.stream import Device, Event, Work
 from replica.io_slot import LOGPROBS, SCORES, IOSlot, Sizes
 from replica.model.runner import ModelRunner
 from replica.sampling.backends import make_sampler
-from replica.sampling.logprobs import tell
+from replica.sampling.logprobs import write_logprobs
 from replica.scheduling.batch import MAX_SCORES, Batch, StepOutput
 from replica.scheduling.sequence import Bits
 
@@ -219,7 +219,9 @@ class Pipeline:
         self._runner.forward(batch, input_ids, slot.device, logits)
         if scores := len(batch.scores):
             targets = slot.device["score_targets"][:scores]
-            tell(logits[len(batch.samples) :], targets, *(slot.outputs[name] for name in SCORES))
+            write_logprobs(
+                logits[len(batch.samples) :], targets, *(slot.outputs[name] for name in SCORES)
+            )
 
     def _sample(self, batch: Batch, lane: _Lane, timing: Timing) -> None:
         slot, count = lane.slot, len(batch.samples)
@@ -248,7 +250,7 @@ class Pipeline:
     def _tell(self, count: int, slot: IOSlot) -> None:
         """Log probabilities of what was sampled; sampling has left the logits alone."""
         sampled = slot.outputs["sampled"][:count]
-        tell(self._logits[:count], sampled, *(slot.outputs[name] for name in LOGPROBS))
+        write_logprobs(self._logits[:count], sampled, *(slot.outputs[name] for name in LOGPROBS))
 
     def _captures(self) -> Iterator[tuple[GraphKey, Work]]:
         """What is recorded. Large sizes come first: others then fit into their memory."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.band import Band
 from router.policy import BANDS, FairPolicy
+from router.priority_band import PriorityBand
 
 
 class BandOrder:
@@ -34,7 +34,7 @@ class BandOrder:
                     self._since[band] = now
             self._waiting = waiting
 
-    def sort(self, bands: Sequence[Band], now: float) -> Sequence[Band]:
+    def sort(self, bands: Sequence[PriorityBand], now: float) -> Sequence[PriorityBand]:
         """The bands in the order in which they may have the next grant."""
         if len(bands) < 2:
             return bands

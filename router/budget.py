@@ -1,7 +1,7 @@
 """What a tenant may spend in a day or a month of its own time zone.
 
 Money is whole micro-dollars per window. A window has an id, so a new one starts at zero by
-construction, and what was held in an old one is settled there. Knows neither prices nor
+construction, and what was reserved in an old one is settled there. Knows neither prices nor
 requests.
 """
 
@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 Period: TypeAlias = Literal["day", "month"]
 
 KEPT = 4
-"""Windows of which a budget knows what was spent, although nothing is held in them: a clock that
-was wrong for a moment comes back to one of them."""
+"""Windows of which a budget knows what was spent, although nothing is reserved in them: a clock
+that was wrong for a moment comes back to one of them."""
 
 
 class Window(NamedTuple):
@@ -69,11 +69,11 @@ class Account:
     window: str
     """Its id."""
     spent: int = 0
-    held: int = 0
+    reserved: int = 0
 
 
 class Budget:
-    """One limit per window. What is held counts as spent until it is settled."""
+    """One limit per window. What is reserved counts as spent until it is settled."""
 
     def __init__(self, period: Period, limit: int, tz: tzinfo) -> None:
         self.period, self.limit, self.tz = period, limit, tz
@@ -94,18 +94,18 @@ class Budget:
         return self._window
 
     def account(self, now: float) -> Account:
-        """That of the window at Unix time `now`. What is held there may be settled there whenever
-        that is, although the budget forgets it once nothing is held."""
+        """That of the window at Unix time `now`. What is reserved there may be settled there
+        whenever that is, although the budget forgets it once nothing is reserved."""
         self.current(now)
         return self._account
 
     def remaining(self, now: float) -> int:
-        """Micro-dollars neither spent nor held."""
+        """Micro-dollars neither spent nor reserved."""
         account = self.account(now)
-        return self.limit - account.spent - account.held
+        return self.limit - account.spent - account.reserved
 
     def unspent(self, now: float) -> int:
-        """Micro-dollars not spent: what may remain once all holds are settled."""
+        """Micro-dollars not spent: what may remain once all reservations are settled."""
         return self.limit - self.account(now).spent
 
     def learn(self, name: str, spent: int) -> None:
@@ -115,11 +115,11 @@ class Budget:
             account.spent = max(account.spent, spent)
 
     def accounts(self) -> Mapping[str, Account]:
-        """By window: the current one, and others in which something is held."""
+        """By window: the current one, and others in which something is reserved."""
         return {
             name: account
             for name, account in self._accounts.items()
-            if account is self._account or account.held
+            if account is self._account or account.reserved
         }
 
     def move(self, tz: tzinfo) -> None:
@@ -129,5 +129,5 @@ class Budget:
 
     def _forget(self) -> None:
         for name in list(self._accounts)[:-KEPT]:
-            if not self._accounts[name].held:
+            if not self._accounts[name].reserved:
                 del self._accounts[name]

@@ -1,6 +1,6 @@
 """Where a request can run: slots and KV room of each replica, as the replicas report them.
 
-Knows neither tenants nor order. Silence of a replica withdraws its credits; the leases on it
+Knows neither tenants nor order. HangDetector of a replica withdraws its credits; the leases on it
 stay until their ingress ends them. A few rows are kept for newcomers.
 """
 

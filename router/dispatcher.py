@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection
 from itertools import count, islice
 
 from router.accounts import Accounts
-from router.band import Band, TenantQueue
 from router.band_order import BandOrder
 from router.credits import Credits, Replica
 from router.estimates import Estimates
@@ -20,6 +19,7 @@ from router.ledger import NOTHING, Used
 from router.messages import Outcome, RequestInfo
 from router.policy import FairPolicy
 from router.prefixes import longest_of
+from router.priority_band import PriorityBand, TenantQueue
 from router.quota import Denial
 from router.request import GRANTED, PARKED, QUEUED, Group, Request
 from router.tenant import Tenant
@@ -73,27 +73,27 @@ class Dispatcher:
         self.queue.retire(names)
 
     def admit(self, *requests: Request, again: bool = False) -> Denial | None:
-        """Let the new requests that a client made of one wait, with holds on all that their tenant
-        is limited in; or nothing of it happens, for the reason that is returned.
+        """Let the new requests that a client made of one wait, with reservations on all that their
+        tenant is limited in; or nothing of it happens, for the reason that is returned.
 
         again: an earlier router has admitted them, so no rate refuses them.
         """
         request = requests[0]
         quota = self.quotas[request.info.tenant]
         if len(requests) == 1 and not again:  # as nearly always
-            hold = quota.hold(request.info, self._likely_output(request.info))
-            if isinstance(hold, Denial):
-                return hold
-            request.hold = hold
+            reservation = quota.reserve(request.info, self._likely_output(request.info))
+            if isinstance(reservation, Denial):
+                return reservation
+            request.reservation = reservation
             self.enqueue(request)
             return None
         asked = [(request.info, self._likely_output(request.info)) for request in requests]
-        holds = quota.hold_all(asked, again=again)
-        if isinstance(holds, Denial):
-            return holds
+        reservations = quota.reserve_all(asked, again=again)
+        if isinstance(reservations, Denial):
+            return reservations
         group = Group()
-        for request, hold in zip(requests, holds, strict=True):
-            request.hold, request.group = hold, group
+        for request, reservation in zip(requests, reservations, strict=True):
+            request.reservation, request.group = reservation, group
             self.enqueue(request)
         return None
 
@@ -101,7 +101,7 @@ class Dispatcher:
         """Account for work that an earlier router admitted, or nobody did."""
         quota = self.quotas.get(request.info.tenant)
         if quota is not None:
-            request.hold = quota.resume(request.info, self._likely_output(request.info))
+            request.reservation = quota.resume(request.info, self._likely_output(request.info))
 
     def enqueue(self, request: Request, *, front: bool = False) -> None:
         """Let a parked request wait. It is charged nothing before it is granted."""
@@ -222,7 +222,7 @@ class Dispatcher:
                 self.release(request)
                 self.enqueue(request, front=True)
 
-    def _choose(self, band: Band) -> tuple[Request, Replica] | None:
+    def _choose(self, band: PriorityBand) -> tuple[Request, Replica] | None:
         """The next request of a band that fits somewhere, and where."""
         if not self.credits.any_slot(self._reserved, newcomer=False):
             return self._choose_newcomer(band)
@@ -237,7 +237,7 @@ class Dispatcher:
             self._pass_over(request)
         return None
 
-    def _choose_newcomer(self, band: Band) -> tuple[Request, Replica] | None:
+    def _choose_newcomer(self, band: PriorityBand) -> tuple[Request, Replica] | None:
         """The same where all rows that are free are kept ones."""
         queue = band.newcomer()
         if queue is None:
@@ -250,7 +250,9 @@ class Dispatcher:
         if self._reserved is None and self._is_starved(request):
             self._reserved = self.credits.roomiest()
 
-    def _most_local(self, band: Band, first: Request, replica: Replica) -> tuple[Request, Replica]:
+    def _most_local(
+        self, band: PriorityBand, first: Request, replica: Replica
+    ) -> tuple[Request, Replica]:
         """Among the requests that come almost first, the one with most of its prompt cached; the
         earlier ones are overtaken by it, and none too often."""
         best, longest, rank = (first, replica), replica.prefixes.match(first.info.prefixes), 0
@@ -274,14 +276,14 @@ class Dispatcher:
             request.overtaken += 1
         return best
 
-    def _almost_first(self, band: Band) -> list[tuple[Request, TenantQueue]]:
+    def _almost_first(self, band: PriorityBand) -> list[tuple[Request, TenantQueue]]:
         """The heads of the tenants within the quantum, and behind each as many of the same
         tenant as there is room for."""
         queues = band.near(self._policy.locality, _HEADS)
         each = _HEADS // max(len(queues), 1)
         return [(request, queue) for queue in queues for request in islice(queue.waiting, each)]
 
-    def _grant(self, band: Band, request: Request, replica: Replica, now: float) -> None:
+    def _grant(self, band: PriorityBand, request: Request, replica: Replica, now: float) -> None:
         band.advance()
         policy = self._policy
         cost = policy.w_p * request.info.prompt_tokens + policy.w_q * request.expected
@@ -304,18 +306,18 @@ class Dispatcher:
     def _settle(self, request: Request, used: Used) -> tuple[tuple[str, ...], int]:
         """Replace what a request holds by what it used. Returns the windows that pay for it, and
         its price in micro-dollars."""
-        info, hold = request.info, request.hold
+        info, reservation = request.info, request.reservation
         prompt, cached, output = used
         price = self._prices.cost(info.model, prompt, cached, output)
         quota = self.quotas.get(info.tenant)
-        if hold is None or quota is None:
+        if reservation is None or quota is None:
             return (), price
-        request.hold = None
+        request.reservation = None
         if prompt or output:
-            quota.settle(hold, prompt + output, price)
+            quota.settle(reservation, prompt + output, price)
         else:
-            quota.refund(hold)
-        return hold.windows, price
+            quota.refund(reservation)
+        return reservation.windows, price
 
     def _likely_output(self, info: RequestInfo) -> int:
         if info.open_ended:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from router.band import Band, TenantQueue, VirtualTokenCounter
 from router.concurrency import Concurrency
 from router.policy import BANDS, FairPolicy
+from router.priority_band import PriorityBand, TenantQueue, VirtualTokenCounter
 from router.request import Request
 from router.tenant import Tenant
 
@@ -22,7 +22,7 @@ class FairQueue:
         self, policy: FairPolicy, concurrencies: dict[str, Concurrency] | None = None
     ) -> None:
         """`concurrencies`: by tenant, shared with the queues of other pools."""
-        self.bands = tuple(Band(index, policy) for index in range(BANDS))
+        self.bands = tuple(PriorityBand(index, policy) for index in range(BANDS))
         self.waiting = 0
         """Requests of all tenants that wait."""
         self._policy = policy
@@ -109,7 +109,7 @@ class FairQueue:
 
     def resume(self, virtual_times: Mapping[str, float]) -> None:
         """Raise counters to those that an earlier router had reported; virtual times follow."""
-        least: dict[Band, float] = {}
+        least: dict[PriorityBand, float] = {}
         for name in virtual_times.keys() & self._tenants.keys():
             queue, told = self._tenants[name], virtual_times[name]
             queue.counter.set(max(queue.counter.value, told))
@@ -126,7 +126,7 @@ class FairQueue:
         if not queue.concurrency.queues:
             del self._concurrencies[name]
 
-    def _move(self, queue: TenantQueue, band: Band) -> None:
+    def _move(self, queue: TenantQueue, band: PriorityBand) -> None:
         """To another band, where it begins level with the others: counters do not compare."""
         if queue.band is band:
             return
@@ -140,7 +140,7 @@ class FairQueue:
         if queue.eligible:
             band.touch(queue)
 
-    def _count(self, band: Band, request: Request, change: int) -> None:
+    def _count(self, band: PriorityBand, request: Request, change: int) -> None:
         self.waiting += change
         if request.info.prefixes:
             band.prefixed += change

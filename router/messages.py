@@ -203,7 +203,7 @@ class GpuTime:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica's capacity, sent at a fixed interval. Silence withdraws its credits."""
+    """A replica's capacity, sent at a fixed interval. HangDetector withdraws its credits."""
 
     replica: str
     slots: int

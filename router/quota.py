@@ -1,8 +1,8 @@
-"""What a tenant may use: rates and money, held at admission and settled at the end.
+"""What a tenant may use: rates and money, reserved at admission and settled at the end.
 
-A hold is taken on all dimensions or on none, so a refusal changes nothing. Rates hold what is
-likely, money the worst case. Knows neither order nor replicas; how many requests run at once is
-the queue's business.
+A reservation is taken on all dimensions or on none, so a refusal changes nothing. Rates reserve
+what is likely, money the worst case. Knows neither order nor replicas; how many requests run at
+once is the queue's business.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Denial(NamedTuple):
     """See `Refusal`."""
 
 
-class Hold(NamedTuple):
+class Reservation(NamedTuple):
     """What is reserved for one request, and how much output that pays for (its cap)."""
 
     tokens: float
@@ -91,16 +91,16 @@ class Quota:
                 budget = known.setdefault(period, Budget(period, 0, tz))
                 budget.limit = micro(limit)
             elif period in known:
-                # What is held in it is still to be settled.
+                # What is reserved in it is still to be settled.
                 known[period].limit = _UNLIMITED
         for budget in known.values():
             budget.move(tz)
         self._budgets = tuple(known.values())
         self._from = inf  # to be asked again
 
-    def hold(self, info: RequestInfo, output: int) -> Hold | Denial:
-        """Hold what a request may use: `output` tokens are likely. The same as `hold_all` of one,
-        and faster."""
+    def reserve(self, info: RequestInfo, output: int) -> Reservation | Denial:
+        """Reserve what a request may use: `output` tokens are likely. The same as `reserve_all` of
+        one, and faster."""
         now, requests, rate = self._clock(), self._requests, self._tokens
         tokens, wait_s = 0.0, 0.0
         if requests is not None and requests.level(now) < 1.0:
@@ -121,14 +121,14 @@ class Quota:
         if rate is not None:
             rate.take(tokens)
         for account in accounts:
-            account.held += worst
-        return Hold(tokens, worst, accounts, self._windows, max_tokens)
+            account.reserved += worst
+        return Reservation(tokens, worst, accounts, self._windows, max_tokens)
 
-    def hold_all(
+    def reserve_all(
         self, asked: Sequence[tuple[RequestInfo, int]], *, again: bool = False
-    ) -> list[Hold] | Denial:
-        """Hold what a group of requests may use, or nothing. Together they are one to the rate of
-        requests, and of a budget that is too small for all each has an equal share.
+    ) -> list[Reservation] | Denial:
+        """Reserve what a group of requests may use, or nothing. Together they are one to the rate
+        of requests, and of a budget that is too small for all each has an equal share.
 
         again: an earlier router has admitted them already, so no rate may refuse them.
         """
@@ -136,43 +136,43 @@ class Quota:
         tokens = [self._likely(info, output) for info, output in asked]
         now, together = self._clock(), sum(tokens)
         wait_s = 0.0 if again else self._wait_s(together, now)
-        holds = self._hold_money(infos, tokens)
-        if holds is None:
+        reservations = self._reserve_money(infos, tokens)
+        if reservations is None:
             return self._broke(infos, wait_s)
         if wait_s:
-            self._let_go(holds)
+            self._let_go(reservations)
             return self._too_fast(together, wait_s, now)
         if not (again and self._rates_known):
             self._take(together, now)
-        return holds
+        return reservations
 
-    def resume(self, info: RequestInfo, output: int) -> Hold:
-        """Hold for a request that an earlier router has admitted, whatever is left."""
+    def resume(self, info: RequestInfo, output: int) -> Reservation:
+        """Reserve for a request that an earlier router has admitted, whatever is left."""
         tokens = self._likely(info, output)
         if not self._rates_known:
             self._take(tokens, self._clock())
         accounts = self._accounts()
         worst = self._prices.cost(info.model, info.prompt_tokens, 0, info.max_tokens)
         for account in accounts:
-            account.held += worst
-        return Hold(tokens, worst, accounts, self._windows, info.max_tokens)
+            account.reserved += worst
+        return Reservation(tokens, worst, accounts, self._windows, info.max_tokens)
 
-    def settle(self, hold: Hold, tokens: int, price: int) -> None:
-        """Replace a hold by what was used, and its price in micro-dollars."""
-        held_tokens, held_micro, accounts = hold[:3]
+    def settle(self, reservation: Reservation, tokens: int, price: int) -> None:
+        """Replace a reservation by what was used, and its price in micro-dollars."""
+        reserved_tokens, reserved_micro, accounts = reservation[:3]
         if self._tokens is not None:
             self._tokens.level(self._clock())
-            self._tokens.take(tokens - held_tokens)
+            self._tokens.take(tokens - reserved_tokens)
         for account in accounts:
-            account.held -= held_micro
+            account.reserved -= reserved_micro
             account.spent += price
 
-    def refund(self, hold: Hold) -> None:
+    def refund(self, reservation: Reservation) -> None:
         """The request never ran: it is as if it had never come."""
-        self.settle(hold, 0, 0)
+        self.settle(reservation, 0, 0)
         if self._requests is not None:
             self._requests.level(self._clock())
-            self._requests.take(-hold.requests)
+            self._requests.take(-reservation.requests)
 
     def learn_rates(self, rates: RateLimits) -> None:
         """Forgive nothing that an earlier router has counted, what still runs included."""
@@ -197,9 +197,9 @@ class Quota:
         now = self._clock()
         return RateLimits(_told(self._requests, now), _told(self._tokens, now))
 
-    def held(self) -> int:
-        """Micro-dollars held in all windows; 0 when nothing of the tenant is open."""
-        return sum(a.held for budget in self._budgets for a in budget.accounts().values())
+    def reserved(self) -> int:
+        """Micro-dollars reserved in all windows; 0 when nothing of the tenant is open."""
+        return sum(a.reserved for budget in self._budgets for a in budget.accounts().values())
 
     def unspent(self) -> dict[str, int]:
         """Micro-dollars by period, of the budgets that have a limit."""
@@ -216,7 +216,7 @@ class Quota:
         }
 
     def _likely(self, info: RequestInfo, output: int) -> float:
-        """Tokens to hold; what exceeds a whole minute's worth becomes a debt when it is used."""
+        """Tokens to reserve; what exceeds a whole minute's worth becomes a debt when it is used."""
         limit = self._tokens.limit if self._tokens is not None else 0
         return float(min(info.prompt_tokens + output, limit))
 
@@ -250,35 +250,37 @@ class Quota:
                 bucket.level(now)
                 bucket.take(units)
 
-    def _hold_money(
+    def _reserve_money(
         self, infos: Sequence[RequestInfo], tokens: Sequence[float]
-    ) -> list[Hold] | None:
-        """Hold the worst case of each. None, and nothing is held, where that cannot be paid for."""
-        holds: list[Hold] = []
+    ) -> list[Reservation] | None:
+        """Reserve the worst case of each; None, and nothing, where that cannot be paid for."""
+        reservations: list[Reservation] = []
         for place, info in enumerate(infos):
             accounts, max_tokens, worst = self._accounts(), info.max_tokens, 0
             if accounts:
                 max_tokens, worst = self._affordable(info, len(infos) - place)
                 if max_tokens < 1:
-                    self._let_go(holds)
+                    self._let_go(reservations)
                     return None
             for account in accounts:
-                account.held += worst
+                account.reserved += worst
             requests = 0 if place else 1
-            holds.append(Hold(tokens[place], worst, accounts, self._windows, max_tokens, requests))
-        return holds
+            reservations.append(
+                Reservation(tokens[place], worst, accounts, self._windows, max_tokens, requests)
+            )
+        return reservations
 
     @staticmethod
-    def _let_go(holds: Iterable[Hold]) -> None:
-        for hold in holds:
-            for account in hold.accounts:
-                account.held -= hold.micro
+    def _let_go(reservations: Iterable[Reservation]) -> None:
+        for reservation in reservations:
+            for account in reservation.accounts:
+                account.reserved -= reservation.micro
 
     def _left(self) -> int:
-        """Micro-dollars that nobody has spent or holds."""
+        """Micro-dollars that nobody has spent or reserved."""
         left = _UNLIMITED
         for budget, account in zip(self._budgets, self._current, strict=True):
-            remaining = budget.limit - account.spent - account.held
+            remaining = budget.limit - account.spent - account.reserved
             if remaining < left:
                 left = remaining
         return left
@@ -297,7 +299,7 @@ class Quota:
         return output, worst
 
     def _broke(self, infos: Sequence[RequestInfo], wait_s: float) -> Denial:
-        """Come back with the window that has enough, or soon if it is only held."""
+        """Come back with the window that has enough, or soon if it is only reserved."""
         wall = self._wall()
         costs = [self._prices.cost(info.model, info.prompt_tokens, 0, 1) for info in infos]
         least, cheapest = len(costs) * max(costs), self._prices.least(self.tenant.models)
@@ -307,7 +309,7 @@ class Quota:
                 return Denial(RefusalKind.TOO_DEAR, f"the whole {period} does not pay for it", 0.0)
         short = [budget for budget in self._budgets if budget.unspent(wall) < least]
         if not short:
-            reason = "what is left of the budget is held by requests that run"
+            reason = "what is left of the budget is reserved for requests that run"
             closed_s = FULL_S if self._left() < cheapest else 0.0
             return Denial(RefusalKind.RATE, reason, max(wait_s, SOON_S), closed_s)
         last = max(short, key=lambda budget: budget.current(wall).ends_at)

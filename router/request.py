@@ -7,11 +7,11 @@ from enum import Enum, auto
 from math import inf
 
 from router.messages import RequestInfo
-from router.quota import Hold
+from router.quota import Reservation
 
 
 class State(Enum):
-    """What a request holds: a place in the queue, a credit, or nothing."""
+    """What a request reservations: a place in the queue, a credit, or nothing."""
 
     QUEUED = auto()
     GRANTED = auto()
@@ -52,7 +52,7 @@ class Request:
     """When it began to wait, or to hold its credit."""
     overtaken: int = 0
     """Grants given to others while it came first, for want of KV room or of a cached prompt."""
-    hold: Hold | None = None
+    reservation: Reservation | None = None
     """What its tenant's quota holds for it, once it was admitted."""
     gpu_s: float = 0.0
     """Its share of GPUs' time so far, in seconds."""
@@ -64,7 +64,7 @@ class Request:
     @property
     def max_tokens(self) -> int:
         """Output that it may have: what was asked, or less where money is short."""
-        return self.info.max_tokens if self.hold is None else self.hold.max_tokens
+        return self.info.max_tokens if self.reservation is None else self.reservation.max_tokens
 
     @property
     def kv_need(self) -> int:

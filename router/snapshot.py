@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from router.band import TenantQueue
 from router.ledger import Usage
 from router.pools import Pools
+from router.priority_band import TenantQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _of_tenant(pools: Pools, name: str) -> TenantSnapshot:
         queued=sum(queue.queued for queue in known.values()),
         running=sum(len(queue.running) for queue in known.values()),
         virtual_times={model: queue.counter.value for model, queue in known.items()},
-        held_micro_dollars=quota.held() if quota is not None else 0,
+        held_micro_dollars=quota.reserved() if quota is not None else 0,
         spent_micro_dollars=quota.spent() if quota is not None else {},
         held_back={model: why for model, queue in known.items() if (why := _held_back(queue))},
         rates_left=quota.rate_limits().left() if quota is not None else {},

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from router.band import TenantQueue
 from router.dispatcher import Dispatcher
 from router.policy import BANDS
+from router.priority_band import TenantQueue
 
 _SAMPLE = 32
 """Requests at the head of a tenant's queue that stand for those behind them."""

@@ -31,9 +31,9 @@ from router.tenant import Tenants
 from serve_app import logs
 from serve_app.fleet import background
 from serve_app.fleet.admission_client import Hint, Notice
+from serve_app.fleet.liveness import LivenessCheck
 from serve_app.fleet.membership import require_alone
 from serve_app.fleet.orders import OrderBook
-from serve_app.fleet.self_check import SelfCheck
 from serve_app.scaling.log import read_decisions
 from serve_app.scaling.signals import record_workload
 from serve_app.settings import Stamp, TenantsSource, deployment_of
@@ -128,7 +128,7 @@ class Admission:
         self._metrics, self._sources = AdmissionMetrics(), Sources()
         self._clock = background.start(self._keep_time(), "router-clock")
         self._watching = background.start(self._watch_tenants(), "tenants")
-        self._self_check = SelfCheck(self._check)
+        self._self_check = LivenessCheck(self._check)
         self._self_check.start()
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:

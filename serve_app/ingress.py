@@ -29,9 +29,9 @@ from serve_app.fleet.admission_client import AdmissionClient, Hint, Notice
 from serve_app.fleet.calls import answered
 from serve_app.fleet.departure import LOOK_PERIOD_S, Departure, TurnAway
 from serve_app.fleet.fleet import Fleet
+from serve_app.fleet.liveness import LivenessCheck
 from serve_app.fleet.membership import Membership
 from serve_app.fleet.replica_link import Key
-from serve_app.fleet.self_check import SelfCheck
 from serve_app.fleet.step_streams import StepStreams
 from serve_app.http.admin import AdminApi
 from serve_app.http.api import create_app
@@ -94,7 +94,7 @@ class Ingress:
         self._watch = background.start(self._watch_departure(), "departure")
         self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
-        SelfCheck(self._check).start()
+        LivenessCheck(self._check).start()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""

@@ -24,9 +24,9 @@ from serve_app.fleet import background
 from serve_app.fleet.calls import answered
 from serve_app.fleet.departure import LOOK_PERIOD_S, Departure
 from serve_app.fleet.engine_host import EngineHost
-from serve_app.fleet.feed import Key
+from serve_app.fleet.liveness import LivenessCheck
 from serve_app.fleet.membership import Membership
-from serve_app.fleet.self_check import SelfCheck
+from serve_app.fleet.output_feed import Key
 from serve_app.scaling.signals import LoadMeter
 from serve_app.telemetry.exposition import Source
 from serve_app.telemetry.metrics import PERIOD_S, ReplicaMetrics
@@ -63,7 +63,7 @@ class Replica:
         self._departure = Departure(self._name, grace_s)
         self._membership = Membership(self._departure.learn)
         self._reports = background.start(self._report_forever(), "replica-report")
-        self._self_check = SelfCheck(self._check)
+        self._self_check = LivenessCheck(self._check)
         self._self_check.start()
 
     async def __del__(self) -> None:

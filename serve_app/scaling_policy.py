@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from ray.serve.config import AutoscalingContext
 
 from serve_app.ray_private import DeploymentID, ReplicaID
-from serve_app.scaling.autoscaling import desired_replicas
+from serve_app.scaling.decision import desired_replicas
 from serve_app.scaling.log import DecisionLog
 from serve_app.scaling.signals import backlog_of, load_of
 from serve_app.scaling.types import Backlog, Decision, Load, ScalingState, Signals, read_limits

@@ -15,10 +15,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from replica.model.attention.metadata import Attend
 from replica.model.block import Block
-from replica.model.families import block_class
 from replica.model.layer_ops import LayerOps, layer_ops
 from replica.model.linear import Linear
 from replica.model.norm import RMSNorm
+from replica.model.registry import block_class
 from replica.model.spec import ModelSpec
 
 

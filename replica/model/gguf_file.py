@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from replica.model.families import spec_from_config
 from replica.model.gguf_keys import check_keys
+from replica.model.registry import spec_from_config
 from replica.model.spec import LayerSpec, ModelSpec
 from replica.model.unsupported import UnsupportedModel
 from replica.model.weights import Weight, first_line, require_whole

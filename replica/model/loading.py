@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from replica.model.decoder import Decoder
-from replica.model.families import check_family, spec_from_config
 from replica.model.gguf_file import GGUFFile
+from replica.model.registry import check_family, spec_from_config
 from replica.model.spec import ModelSpec
 from replica.model.unsupported import UnsupportedModel
 from replica.model.weights import Weight, fill, first_line, read_json, require_whole

@@ -1,7 +1,7 @@
 """What a model computes: a plain value, read from its configuration before any weight is.
 
 It knows no arithmetic. What may differ from layer to layer stands in `LayerSpec`; the block that
-puts norms, attention and MLP together is chosen by `model_type` (`replica.model.families`).
+puts norms, attention and MLP together is chosen by `model_type` (`replica.model.registry`).
 """
 
 from __future__ import annotations

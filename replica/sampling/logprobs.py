@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def tell(logits: Tensor, token_ids: Tensor, chosen: Tensor, top_ids: Tensor, top: Tensor) -> None:
+def write_logprobs(
+    logits: Tensor, token_ids: Tensor, chosen: Tensor, top_ids: Tensor, top: Tensor
+) -> None:
     """Write into the first S places: chosen [S'], the log probability of each token; top_ids and
     top [S', K], the most likely tokens and theirs, best first.
 
@@ -13,9 +15,9 @@ def tell(logits: Tensor, token_ids: Tensor, chosen: Tensor, top_ids: Tensor, top
     """
     if logits.is_cuda:
         # Triton is installed where there is a GPU only.
-        from replica.sampling.gpu import tell as kernel
+        from replica.sampling.gpu import logprobs as kernel
 
-        kernel.tell(logits, token_ids, chosen, top_ids, top)
+        kernel.write_logprobs(logits, token_ids, chosen, top_ids, top)
         return
     count, total = len(logits), logits.logsumexp(-1)
     best, ids = logits.topk(top.shape[1], dim=-1)

@@ -134,30 +134,30 @@ def _invert(probabilities: Tensor, numbers: Tensor) -> Tensor:
 
 def keep_most_likely(probabilities: Tensor, top_k: Tensor, top_p: Tensor, least: Tensor) -> Tensor:
     """Zero all but the top_k most likely of each row, then all but the smallest set of the
-    rest with at least top_p of its mass, then what lies below `least`. Ties at a border stay.
+    rest with at least top_p of its mass, then what lies below `least`. Ties at a threshold stay.
 
     probabilities: float32 [S, V]. top_k: int64 [S], 0 keeps all. top_p, least: float32 [S]. No
-    sort: borders are probabilities, found by bisection over their bit patterns, which order like
+    sort: thresholds are probabilities, found by bisection over their bit patterns, which order like
     the non-negative floats that they stand for.
     """
     vocab_size = probabilities.shape[1]
     k = torch.where((top_k <= 0) | (top_k > vocab_size), vocab_size, top_k)
     bits = probabilities.view(torch.int32)
-    border = _largest_border(bits, lambda keep: keep.sum(-1) >= k)
-    kept = torch.where(bits >= border[:, None], probabilities, 0.0)
+    threshold = _largest_threshold(bits, lambda keep: keep.sum(-1) >= k)
+    kept = torch.where(bits >= threshold[:, None], probabilities, 0.0)
     mass = (top_p.to(torch.float64) * kept.sum(-1, dtype=torch.float64)).clamp(min=1e-300)
 
     def enough(keep: Tensor) -> Tensor:
         inside = torch.where(keep, kept, 0.0).sum(-1, dtype=torch.float64)
         return (inside >= mass) | (top_p >= 1)
 
-    border = _largest_border(kept.view(torch.int32), enough)
-    border = torch.where(top_p >= 1, 0, border)
-    border = torch.maximum(border, least.view(torch.int32))
-    return torch.where(kept.view(torch.int32) >= border[:, None], kept, 0.0)
+    threshold = _largest_threshold(kept.view(torch.int32), enough)
+    threshold = torch.where(top_p >= 1, 0, threshold)
+    threshold = torch.maximum(threshold, least.view(torch.int32))
+    return torch.where(kept.view(torch.int32) >= threshold[:, None], kept, 0.0)
 
 
-def _largest_border(bits: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
+def _largest_threshold(bits: Tensor, enough: Callable[[Tensor], Tensor]) -> Tensor:
     """int32 [S]: per row the largest b for which `enough(bits >= b)` holds; 0 always does."""
     low = bits.new_zeros(len(bits))
     for bit in range(29, -1, -1):  # probabilities are at most 1.0 = 0x3F800000

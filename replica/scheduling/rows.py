@@ -66,7 +66,7 @@ class Rows:
         self.last_step = np.full(max_rows, NEVER, np.int64)
         """The newest step that names the row."""
         self.gpu_ns = np.zeros(max_rows, np.float64)
-        """Its sequence's share of the device's time (`replica.shares`)."""
+        """Its sequence's share of the device's time (`replica.attribution`)."""
         self.live = np.zeros(max_rows, bool)
         """It may be scheduled: occupied, not ended, not preempted."""
         self.ended = np.zeros(max_rows, bool)

@@ -32,9 +32,9 @@ from router.messages import (
 from router.tenant import Tenant
 from serve_app.fleet import background
 from serve_app.fleet.calls import answered
-from serve_app.fleet.held import Lease, Sleeper, Waiting
 from serve_app.fleet.orders import NO_ORDERS, Orders
 from serve_app.fleet.refill import after, left
+from serve_app.fleet.request_state import Lease, Sleeper, Waiting
 from serve_app.fleet.waiting_set import WaitingSet
 from serve_app.protocol.backend import Stopped
 from serve_app.throttling.early_refusals import EarlyRefusals

@@ -26,8 +26,8 @@ from replica.messages import (
     read_command,
 )
 from serve_app.fleet import background
-from serve_app.fleet.feed import Feed, Key
-from serve_app.fleet.silence import Silence, core_waits
+from serve_app.fleet.hang_detection import HangDetector, core_waits
+from serve_app.fleet.output_feed import Key, OutputFeed
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +55,11 @@ class EngineHost:
         self.stats = Stats()
         """What the engine reported last."""
         self._engine = engine
-        self._feeds: dict[str, Feed] = {}
-        self._owners: dict[Key, Feed] = {}
+        self._feeds: dict[str, OutputFeed] = {}
+        self._owners: dict[Key, OutputFeed] = {}
         self._backlog = False
         look_s = ENGINE_SILENCE_S / LOOKS
-        self._silence = Silence(look_s, core_waits(engine.pid))
+        self._hang = HangDetector(look_s, core_waits(engine.pid))
         self._watch = background.start(self._watch_engine(look_s), "engine-watch")
         self._events = background.start(self._read_engine(), "engine-events")
 
@@ -142,8 +142,8 @@ class EngineHost:
                     self._abort(key)
                 del self._feeds[ingress]
 
-    def _feed(self, ingress: str) -> Feed:
-        return self._feeds.setdefault(ingress, Feed())
+    def _feed(self, ingress: str) -> OutputFeed:
+        return self._feeds.setdefault(ingress, OutputFeed())
 
     def _abort(self, key: Key) -> None:
         if key in self._owners:
@@ -152,7 +152,7 @@ class EngineHost:
     async def _read_engine(self) -> None:
         try:
             async for report in self._engine.events():
-                self._silence.heard()
+                self._hang.heard()
                 self.stats = report.stats
                 for output in report.outputs:
                     self._record(output)
@@ -163,10 +163,10 @@ class EngineHost:
 
     async def _watch_engine(self, look_s: float) -> None:
         looked_at = time.monotonic()
-        while self._silence.counted_s < ENGINE_SILENCE_S:
+        while self._hang.counted_s < ENGINE_SILENCE_S:
             await asyncio.sleep(look_s)
             now = time.monotonic()
-            self._silence.look(now - looked_at, core_waits(self._engine.pid))
+            self._hang.look(now - looked_at, core_waits(self._engine.pid))
             looked_at = now
         self._events.cancel()
         self._fail(f"the engine was silent for {ENGINE_SILENCE_S:.0f} s")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from router.messages import RequestInfo
-from serve_app.fleet.held import Waiting
+from serve_app.fleet.request_state import Waiting
 
 SMALL = 256
 """What so few have changed would save nothing."""

@@ -24,13 +24,13 @@ from serve_app.http.choices import Choice
 from serve_app.http.cors import cross_origin
 from serve_app.http.deadline import TimeLimit, within
 from serve_app.http.edge import Edge
+from serve_app.http.formats import ChatFormat, CompletionFormat, Echo, EndpointFormat, ShownLogprobs
 from serve_app.http.models import Offer, Offers
 from serve_app.http.openapi import document
 from serve_app.http.pacing import Pace
 from serve_app.http.parameters import check_ids, check_prompt, check_prompt_logprobs, sampling
 from serve_app.http.replies import Reply
 from serve_app.http.streaming import EventStream, PlainAnswer
-from serve_app.http.wire import ChatFormat, CompletionFormat, Echo, EndpointFormat, ShownLogprobs
 from serve_app.protocol import errors
 from serve_app.protocol.backend import Generation, ServedModel, Unavailable
 from serve_app.protocol.errors import invalid, too_long

@@ -1,7 +1,7 @@
 """Answers of OpenAI's API: the JSON of whole answers, and the events of streamed ones.
 
-The two endpoints differ in format only (`serve_app.http.wire`). The module knows neither HTTP nor
-where texts come from.
+The two endpoints differ in format only (`serve_app.http.formats`). The module knows neither HTTP
+nor where texts come from.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from serve_app.http.choices import Choice, Piece, joined
-from serve_app.http.wire import EndpointFormat
+from serve_app.http.formats import EndpointFormat
 
 _encode = msgspec.json.Encoder().encode
 SEPARATORS = ("\u0085", "\u2028", "\u2029")

@@ -21,7 +21,7 @@ from replica.io_slot import (
 )
 from replica.messages import MAX_BIASES
 from replica.sampling.backends import make_sampler
-from replica.sampling.logprobs import tell
+from replica.sampling.logprobs import write_logprobs
 from replica.sampling.sampler import Sampler
 from replica.sampling.shaping import IN_PROMPT
 from replica.scheduling.batch import Batch
@@ -147,7 +147,7 @@ def test_log_probabilities(vocab_size, ties):
     chosen = torch.empty(count + 1, device="cuda")
     ids = torch.full((count + 1, 20), -1, dtype=torch.int32, device="cuda")
     top = torch.empty(count + 1, 20, device="cuda")
-    tell(logits.cuda(), tokens.cuda(), chosen, ids, top)
+    write_logprobs(logits.cuda(), tokens.cuda(), chosen, ids, top)
     exact = logits.double().log_softmax(-1)
     order = logits.sort(dim=-1, descending=True, stable=True)[1][:, :20]
     assert torch.equal(ids[:count].cpu().long(), order)
@@ -172,7 +172,7 @@ def test_logits_that_are_no_numbers_name_no_token_beyond_the_vocabulary(vocab_si
     rows = torch.arange(8, device="cuda")
     chosen, top = torch.empty(8, device="cuda"), torch.empty(8, 20, device="cuda")
     ids = torch.empty(8, 20, dtype=torch.int32, device="cuda")
-    tell(logits, rows, chosen, ids, top)
+    write_logprobs(logits, rows, chosen, ids, top)
     assert int(ids.min()) >= 0
     assert int(ids.max()) < vocab_size
     sampler = make_sampler(8, vocab_size, torch.device("cuda"))

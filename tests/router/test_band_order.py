@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.band import Band
 from router.band_order import BandOrder
 from router.policy import FairPolicy
+from router.priority_band import PriorityBand
 
 POLICY = FairPolicy(band_shares=(0.0, 0.2, 0.1, 0.0), band_wait_s=30.0)
 NEVER_AGED = FairPolicy(band_shares=(0.0, 0.2, 0.1, 0.05), band_wait_s=1e9)
-BANDS = [Band(index, POLICY) for index in range(4)]
+BANDS = [PriorityBand(index, POLICY) for index in range(4)]
 
 
 def serve(

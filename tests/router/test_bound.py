@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from router.band import Band, TenantQueue, VirtualTokenCounter
 from router.policy import FairPolicy
+from router.priority_band import PriorityBand, TenantQueue, VirtualTokenCounter
 from tests.router.test_fairness import Shape, backlogged, service, world_of
 from tests.router.world import Ingress
 
@@ -146,12 +146,12 @@ def charge_nothing_for_output(counter: VirtualTokenCounter, cost: float, outstan
     counter.key = counter.value + counter.order_weight * counter.outstanding / counter.weight
 
 
-def lift_nothing(band: Band, queue: TenantQueue) -> None:
+def lift_nothing(band: PriorityBand, queue: TenantQueue) -> None:
     queue.eligible = True
     band.touch(queue)
 
 
-def lift_to_who_waits(band: Band, queue: TenantQueue) -> None:
+def lift_to_who_waits(band: PriorityBand, queue: TenantQueue) -> None:
     """To the least counter of those that happen to wait, if there are any: V is not kept."""
     slowest = band._by_counter.peek()
     queue.eligible = True
@@ -161,17 +161,17 @@ def lift_to_who_waits(band: Band, queue: TenantQueue) -> None:
     band.touch(queue)
 
 
-def near_without_quantum(band: Band, span: float, limit: int) -> list[TenantQueue]:
+def near_without_quantum(band: PriorityBand, span: float, limit: int) -> list[TenantQueue]:
     return NEAR(band, inf, limit)
 
 
-NEAR = Band.near
+NEAR = PriorityBand.near
 FAULTS = [
     (VirtualTokenCounter, "charge", charge_without_weight),
     (VirtualTokenCounter, "charge", charge_nothing_for_output),
-    (Band, "activate", lift_nothing),
-    (Band, "activate", lift_to_who_waits),
-    (Band, "near", near_without_quantum),
+    (PriorityBand, "activate", lift_nothing),
+    (PriorityBand, "activate", lift_to_who_waits),
+    (PriorityBand, "near", near_without_quantum),
 ]
 
 

@@ -61,12 +61,12 @@ def test_every_moment_lies_in_the_window_that_it_has(tz, day):
 def test_a_new_window_starts_at_zero_and_old_holds_are_settled_in_the_old_one():
     now = at("2026-03-01T23:59:00")
     budget = Budget("day", 100, timezone.utc)
-    held = budget.account(now)
-    held.held += 60
+    old = budget.account(now)
+    old.reserved += 60
     assert budget.remaining(now) == 40
     tomorrow = now + 120
     assert budget.remaining(tomorrow) == 100
-    held.held, held.spent = 0, 55
+    old.reserved, old.spent = 0, 55
     assert budget.remaining(tomorrow) == 100
     assert budget.remaining(tomorrow + 86400) == 100
     assert list(budget.accounts()) == ["2026-03-03"]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.accounts import Accounts
-from router.band import Band, TenantQueue
 from router.credits import Replica
 from router.dispatcher import Dispatcher
 from router.messages import Outcome, ReplicaReport, RequestInfo
 from router.policy import FairPolicy
+from router.priority_band import PriorityBand, TenantQueue
 from router.request import Request
 from tests.router.world import Clock, tenants_of
 
@@ -29,7 +29,7 @@ class Definition:
     """One decision in a band: what is chosen, who is overtaken by it, who is passed over before."""
 
     dispatcher: Dispatcher
-    band: Band
+    band: PriorityBand
 
     def __post_init__(self) -> None:
         tenants = self.dispatcher.queue.tenants().values()
@@ -130,7 +130,7 @@ class CheckedDispatcher(Dispatcher):
 
     compared = local = 0
 
-    def _choose(self, band: Band) -> Choice:
+    def _choose(self, band: PriorityBand) -> Choice:
         definition = Definition(self, band)
         is_unique, expected = definition.is_unique, definition.choose()
         before = {each: each.overtaken for queue in definition.tenants for each in queue.lines()}

@@ -303,8 +303,8 @@ class MeteredWorld(RuleBasedStateMachine):
         for quota in self.world.router.accounts.quotas.values():
             for budget in quota._budgets:
                 for account in budget.accounts().values():
-                    assert account.held >= 0
-                    assert account.spent + account.held <= budget.limit
+                    assert account.reserved >= 0
+                    assert account.spent + account.reserved <= budget.limit
 
     @invariant()
     def no_usable_credit_is_free(self) -> None:

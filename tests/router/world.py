@@ -306,7 +306,7 @@ def assert_drained(router: Router) -> None:
     assert not any(snapshot.ingresses.values())
     accounts = router.accounts
     assert len(accounts.ledger) == 0
-    assert all(not quota.held() for quota in accounts.quotas.values())
+    assert all(not quota.reserved() for quota in accounts.quotas.values())
     assert all(not each.running and not each.queued for each in accounts.concurrencies.values())
     for pool in router._pools:
         queues = pool.queue.tenants().values()

@@ -49,7 +49,7 @@ class AdmissionAlone(Admission):
 @pytest.fixture(autouse=True)
 def no_self_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """An Admission whose clock was stopped would end the whole run of tests."""
-    monkeypatch.setattr(router_deployment.SelfCheck, "start", lambda self: None)
+    monkeypatch.setattr(router_deployment.LivenessCheck, "start", lambda self: None)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ray.serve.exceptions import ReplicaUnavailableError
 
 from replica.config import EngineConfig
 from serve_app.fleet.engine_host import EngineHost
-from serve_app.fleet.feed import Key
+from serve_app.fleet.output_feed import Key
 from tests.serve_app.scripted_engine import ScriptedEngine
 
 

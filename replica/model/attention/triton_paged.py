@@ -22,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.model.attention.metadata import Attend, AttentionMetadata
-from replica.model.gpu.dependent import launches_early, start, wait
+from replica.model.gpu.dependent_launch import launches_early, start, wait
 from replica.model.gpu.elementwise import rotate_and_store
-from replica.model.gpu.room import empty_rows
+from replica.model.gpu.padding import empty_rows
 from replica.model.kv_cache import BlockedKVCache
 from replica.model.rotary import QKNorm, Rotation
 from replica.model.spec import LayerSpec, ModelSpec

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replica.model.gpu.dependent import start, wait
-from replica.model.gpu.room import empty_rows
+from replica.model.gpu.dependent_launch import start, wait
+from replica.model.gpu.padding import empty_rows
 from replica.model.norm import RMSNorm
 from replica.model.rotary import QKNorm, Rotation
 from replica.model.spec import Activation

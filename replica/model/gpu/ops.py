@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from replica.model.gpu import elementwise
-from replica.model.gpu.dependent import launches_early
-from replica.model.gpu.room import rounded, with_room
+from replica.model.gpu.dependent_launch import launches_early
+from replica.model.gpu.padding import rounded, with_padding
 from replica.model.gpu.skinny import MAX_TOKENS, Plan, product, tile_tokens
 from replica.model.linear import Linear
 from replica.model.norm import RMSNorm
@@ -47,7 +47,7 @@ class GpuOps:
     plans: dict[ProductKey, Plan | None] = field(default_factory=dict)
     """How each product is computed; cuBLAS where there is no plan."""
     rounds: bool = False
-    """Whether cuBLAS is given round numbers of tokens only (`replica.model.gpu.room`)."""
+    """Whether cuBLAS is given round numbers of tokens only (`replica.model.gpu.padding`)."""
     dependent: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class GpuOps:
         """[T, outputs], by cuBLAS if the weight is plain."""
         if layer.format is not None:
             return layer.product(x)
-        rows = with_room(x) if self.rounds else x
+        rows = with_padding(x) if self.rounds else x
         return layer.finished(x, F.linear(rows, layer.weight, layer.bias)[: len(x)])
 
     def _plan(self, kind: Kind, x: Tensor, layer: Linear) -> Plan | None:

@@ -94,7 +94,7 @@ def _product(
         tma.async_copy_global_to_shared(weight, [tile, k], bar, weights.index(stage))
         if GATED:
             tma.async_copy_global_to_shared(weight, [outputs + tile, k], bar, ups.index(stage))
-    # `start` and `wait` of `replica.model.gpu.dependent`, which Gluon cannot call.
+    # `start` and `wait` of `replica.model.gpu.dependent_launch`, which Gluon cannot call.
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )

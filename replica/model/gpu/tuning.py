@@ -24,7 +24,7 @@ from replica.device.cuda import CudaDevice, CudaRecorder
 from replica.device.stream import Work
 from replica.model.decoder import Decoder
 from replica.model.gpu.ops import GpuOps, ProductKey, product_key
-from replica.model.gpu.room import ROUND, empty_rows, rounded
+from replica.model.gpu.padding import ROUND, empty_rows, rounded
 from replica.model.gpu.skinny import MAX_TOKENS, Plan, plans, supported, tile_tokens
 from replica.model.linear import Linear
 from replica.model.norm import RMSNorm

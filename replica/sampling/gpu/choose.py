@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from replica.io_slot import CHOICE, MIN_P, SEED, TEMPERATURE, TOP_K, TOP_P
-from replica.sampling.gpu.borders import (
+from replica.sampling.gpu.thresholds import (
     STAGES,
     best_of,
     collect_sorted,
@@ -51,7 +51,7 @@ def _uniform(seed, choice, position):
 def _top_k(
     row, vocab_size, k, top, groups, scratch, counter, BLOCK: tl.constexpr, CAPACITY: tl.constexpr
 ):
-    """(border of the k best; whether `ordered` holds them all; the best logits from some on)"""
+    """(threshold of the k best; whether `ordered` holds them all; the best logits from some on)"""
     low = kth_of(groups, k, BLOCK) if k <= CAPACITY // 2 else float("-inf")
     if low == float("-inf"):
         low = least_of(row, vocab_size, BLOCK)
@@ -71,8 +71,8 @@ def _top_k(
         attempts += 1
     i = tl.arange(0, CAPACITY)
     kth = tl.max(tl.where(i >= k - count_high - 1, ordered, float("-inf")), 0)
-    border = tl.where(count <= CAPACITY, tl.maximum(kth, low), low)
-    return border, (count_high == 0) & (count <= CAPACITY), ordered
+    threshold = tl.where(count <= CAPACITY, tl.maximum(kth, low), low)
+    return threshold, (count_high == 0) & (count <= CAPACITY), ordered
 
 
 @triton.jit
@@ -84,40 +84,40 @@ def _cut(ordered, weights, before, wanted, otherwise):
 
 
 @triton.jit
-def _top_p_of_ordered(ordered, border, p, top, scale):
-    """Border of the best with p of the probability from `border` on, which is all ordered."""
-    weights = tl.where(ordered >= border, weights_of(ordered, top, scale), 0.0).to(tl.float64)
+def _top_p_of_ordered(ordered, threshold, p, top, scale):
+    """Border of the best with p of the probability from `threshold` on, which is all ordered."""
+    weights = tl.where(ordered >= threshold, weights_of(ordered, top, scale), 0.0).to(tl.float64)
     wanted = tl.maximum(p.to(tl.float64) * tl.sum(weights, 0), 1e-300)
-    return tl.maximum(_cut(ordered, weights, 0.0, wanted, border), border)
+    return tl.maximum(_cut(ordered, weights, 0.0, wanted, threshold), threshold)
 
 
 @triton.jit
-def _masses(row, vocab_size, border, near, top, scale, BLOCK: tl.constexpr):
-    """float64 (probability from the border on; that from `near` on)"""
+def _masses(row, vocab_size, threshold, near, top, scale, BLOCK: tl.constexpr):
+    """float64 (probability from the threshold on; that from `near` on)"""
     total = tl.zeros([BLOCK], tl.float64)
     close = tl.zeros([BLOCK], tl.float64)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
         x = load_block(row, start, vocab_size, BLOCK)
         weight = weights_of(x, top, scale).to(tl.float64)
-        total += tl.where(x >= border, weight, 0.0)
+        total += tl.where(x >= threshold, weight, 0.0)
         close += tl.where(x >= near, weight, 0.0)
     return tl.sum(total, 0), tl.sum(close, 0)
 
 
 @triton.jit
 def _top_p(
-    row, vocab_size, border, p, top, scale, scratch, counter,
+    row, vocab_size, threshold, p, top, scale, scratch, counter,
     BLOCK: tl.constexpr, CAPACITY: tl.constexpr,
 ):  # fmt: skip
-    """Border of the best with p of the probability from `border` on."""
-    near = tl.maximum(top - 23.0 / scale, border)  # a token below weighs less than 2^-23
-    total, close = _masses(row, vocab_size, border, near, top, scale, BLOCK)
+    """Border of the best with p of the probability from `threshold` on."""
+    near = tl.maximum(top - 23.0 / scale, threshold)  # a token below weighs less than 2^-23
+    total, close = _masses(row, vocab_size, threshold, near, top, scale, BLOCK)
     wanted = tl.maximum(p.to(tl.float64) * total, 1e-300)
     result = top
     if wanted > 1.0:  # else the most likely token is enough
         low = near
         if close < wanted:
-            low = tl.maximum(least_of(row, vocab_size, BLOCK), border)
+            low = tl.maximum(least_of(row, vocab_size, BLOCK), threshold)
         low, high, _, before = narrow(
             row, vocab_size, low, just_above(top), wanted, top, scale, CAPACITY, True, BLOCK
         )
@@ -131,22 +131,22 @@ def _top_p(
 
 
 @triton.jit
-def _kept(row, start, vocab_size, border, least, top, scale, BLOCK: tl.constexpr):
+def _kept(row, start, vocab_size, threshold, least, top, scale, BLOCK: tl.constexpr):
     x = load_block(row, start, vocab_size, BLOCK)
     weight = weights_of(x, top, scale)
-    return tl.where((x >= border) & (weight >= least), weight, 0.0).to(tl.float64)
+    return tl.where((x >= threshold) & (weight >= least), weight, 0.0).to(tl.float64)
 
 
 @triton.jit
 def _drawn(
-    row, vocab_size, border, least, top, scale, number,
+    row, vocab_size, threshold, least, top, scale, number,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Where the cumulative probability of what is kept passes `number` of its total."""
     b = tl.arange(0, BLOCKS)
     sums = tl.zeros([BLOCKS], tl.float64)
     for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
-        kept = _kept(row, start, vocab_size, border, least, top, scale, BLOCK)
+        kept = _kept(row, start, vocab_size, threshold, least, top, scale, BLOCK)
         sums = tl.where(b == start // BLOCK, tl.sum(kept, 0), sums)
     cumulative = tl.cumsum(sums, 0)
     target = number * tl.sum(tl.where(b == BLOCKS - 1, cumulative, 0.0), 0)
@@ -154,7 +154,7 @@ def _drawn(
     last = tl.max(tl.where(sums > 0, b, 0), 0)
     block = tl.minimum(tl.min(tl.where(cumulative > target, b, BLOCKS), 0), last)
     before = tl.sum(tl.where(b == block, cumulative - sums, 0.0), 0)
-    kept = _kept(row, block * BLOCK, vocab_size, border, least, top, scale, BLOCK)
+    kept = _kept(row, block * BLOCK, vocab_size, threshold, least, top, scale, BLOCK)
     i = tl.arange(0, BLOCK)
     passed = (before + tl.cumsum(kept, 0) > target) & (kept > 0)
     found = tl.min(tl.where(passed, i, BLOCK), 0)
@@ -181,22 +181,24 @@ def _choose(
         tl.debug_barrier()
         scale = tl.minimum(1.4426950408889634 / temperature, 1e30)
         k, p = tl.load(numbers + TOP_K), tl.load(reals + TOP_P)
-        border = tl.full([], float("-inf"), tl.float32)
+        threshold = tl.full([], float("-inf"), tl.float32)
         open_p = (p < 1).to(tl.int32)
         if (k > 0) & (k < vocab_size):
-            border, whole, ordered = _top_k(
+            threshold, whole, ordered = _top_k(
                 row, vocab_size, k, top, groups, place, counter, BLOCK, CAPACITY
             )
             if whole & (open_p > 0):
-                border = _top_p_of_ordered(ordered, border, p, top, scale)
+                threshold = _top_p_of_ordered(ordered, threshold, p, top, scale)
                 open_p = 0
         if open_p > 0:
-            border = _top_p(row, vocab_size, border, p, top, scale, place, counter, BLOCK, CAPACITY)
+            threshold = _top_p(
+                row, vocab_size, threshold, p, top, scale, place, counter, BLOCK, CAPACITY
+            )
         number = _uniform(
             tl.load(numbers + SEED), tl.load(numbers + CHOICE), tl.load(positions + index)
         )
         least = tl.load(reals + MIN_P)
-        token = _drawn(row, vocab_size, border, least, top, scale, number, BLOCK, BLOCKS)
+        token = _drawn(row, vocab_size, threshold, least, top, scale, number, BLOCK, BLOCKS)
     tl.store(sampled + index, token.to(tl.int64))
     tl.store(last_token + owner, token.to(tl.int64))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from replica.sampling.gpu.choose import choose
-from replica.sampling.gpu.shape import shape
+from replica.sampling.gpu.shaping import shape
 from replica.sampling.sampler import Sampler
 from replica.scheduling.batch import Batch
 

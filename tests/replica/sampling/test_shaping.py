@@ -270,7 +270,7 @@ def test_a_batch_without_such_rows_computes_nothing_of_it(runner, monkeypatch):
 
     monkeypatch.setattr("replica.sampling.sampler.Shaping.apply", never)
     monkeypatch.setattr("replica.sampling.sampler.Shaping.count", never)
-    monkeypatch.setattr("replica.pipeline.tell", never)
+    monkeypatch.setattr("replica.pipeline.write_logprobs", never)
     monkeypatch.setattr("replica.io_slot.IOSlot.upload_shapes", never)
     engine = bench(runner)
     engine.run(submit("a"), submit("b", temperature=1.0, top_p=0.5))

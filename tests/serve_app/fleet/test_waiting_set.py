@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from router.messages import RequestInfo, Sync, SyncReply
 from router.router import Router
-from serve_app.fleet.held import Waiting
+from serve_app.fleet.request_state import Waiting
 from serve_app.fleet.waiting_set import WaitingSet
 from tests.router.world import Ingress, World, tenants_of
 

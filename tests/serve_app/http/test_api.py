@@ -175,7 +175,7 @@ def test_numbers_that_json_has_not_are_refused(http: httpx.Client, field: str, n
 def test_what_would_change_a_chat_answer_is_refused(
     http: httpx.Client, field: str, value: object
 ) -> None:
-    """Silence would tell a client that it was honoured."""
+    """HangDetector would tell a client that it was honoured."""
     error = refused(http.post(CHAT, json=chat(**{field: value})))
     assert (error["code"], error["param"]) == ("unsupported_parameter", field)
 

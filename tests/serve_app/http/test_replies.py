@@ -7,8 +7,8 @@ import pytest
 
 from replica.messages import TokenLogprobs
 from serve_app.http.choices import Piece
+from serve_app.http.formats import ChatFormat, CompletionFormat, Echo, ShownLogprobs
 from serve_app.http.replies import DONE, PromptDetails, Reply, Usage, error_event
-from serve_app.http.wire import ChatFormat, CompletionFormat, Echo, ShownLogprobs
 from serve_app.text.call_forms import HERMES
 from serve_app.text.logprobs import ShownToken
 from serve_app.text.reasoning import ReasoningTags

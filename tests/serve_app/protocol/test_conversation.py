@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.http.choices import Piece
+from serve_app.http.formats import ChatFormat, ShownLogprobs
 from serve_app.http.replies import PromptDetails, Reply, Usage
-from serve_app.http.wire import ChatFormat, ShownLogprobs
 from serve_app.protocol.requests import ChatRequest
 from serve_app.text.call_forms import HERMES
 from serve_app.text.chat import PromptEncoder

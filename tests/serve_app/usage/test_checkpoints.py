@@ -26,7 +26,7 @@ SUMS = ("prompt_tokens", "cached_tokens", "output_tokens", "micro_dollars", "fai
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch: pytest.MonkeyPatch, no_self_check: None) -> None:
-    """Silence of a tenth of a second is a loss."""
+    """HangDetector of a tenth of a second is a loss."""
     for name in ("LOST_S", "LOOK_S"):
         monkeypatch.setattr(checkpoints, name, 0.1)
 

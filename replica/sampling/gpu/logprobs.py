@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from replica.sampling.gpu.borders import (
+from replica.sampling.gpu.choose import BLOCK, WARPS
+from replica.sampling.gpu.thresholds import (
     STAGES,
     best_of,
     just_above,
@@ -17,7 +18,6 @@ from replica.sampling.gpu.borders import (
     load_block,
     narrow,
 )
-from replica.sampling.gpu.choose import BLOCK, WARPS
 
 GROUPS = 128
 """Number of groups of tokens; the best token of each gives a lower bound for the K best."""
@@ -25,22 +25,29 @@ GROUPS = 128
 
 @triton.jit
 def _collect(
-    row, vocab_size, border, above, equal, K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    row,
+    vocab_size,
+    threshold,
+    above,
+    equal,
+    K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """Ids of the tokens above the border, and of the first K on it. Returns how many are above;
+    """Ids of the tokens above the threshold, and of the first K on it. Returns how many are above;
     if there are more than WIDTH, some were left out."""
     i = tl.arange(0, BLOCK)
     num_above = 0
     num_equal = 0
     for start in tl.range(0, vocab_size, BLOCK, num_stages=STAGES):
         x = load_block(row, start, vocab_size, BLOCK)
-        is_above = (x > border).to(tl.int32)
+        is_above = (x > threshold).to(tl.int32)
         here = tl.sum(is_above, 0)
         if here > 0:
             place = num_above + tl.cumsum(is_above, 0) - 1
             tl.store(above + place, start + i, (is_above > 0) & (place < WIDTH))
             num_above += here
-        is_equal = ((x == border) & (start + i < vocab_size)).to(tl.int32)
+        is_equal = ((x == threshold) & (start + i < vocab_size)).to(tl.int32)
         here = tl.sum(is_equal, 0)
         if (num_equal < K) & (here > 0):
             place = num_equal + tl.cumsum(is_equal, 0) - 1
@@ -51,7 +58,7 @@ def _collect(
 
 
 @triton.jit
-def _tell(
+def _logprobs(
     logits, row_stride, tokens, chosen, top_ids, top, scratch, vocab_size,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +97,9 @@ def _tell(
     tl.store(top + index * K + j, tl.load(row + ids, j < K, 0.0) - total, j < K)
 
 
-def tell(logits: Tensor, tokens: Tensor, chosen: Tensor, top_ids: Tensor, top: Tensor) -> None:
+def write_logprobs(
+    logits: Tensor, tokens: Tensor, chosen: Tensor, top_ids: Tensor, top: Tensor
+) -> None:
     """Write chosen, float32 [S]; top_ids, int32 [S, K], the most likely first; top, float32 [S, K].
 
     logits: float32 [S, V]. tokens: int64 [S].
@@ -100,7 +109,7 @@ def tell(logits: Tensor, tokens: Tensor, chosen: Tensor, top_ids: Tensor, top: T
     (count, vocab_size), k = logits.shape, top.shape[1]
     width = 2 * triton.next_power_of_2(k)
     scratch = torch.empty((count, 2, width), dtype=torch.int32, device=logits.device)
-    _tell[(count,)](
+    _logprobs[(count,)](
         logits, logits.stride(0), tokens, chosen, top_ids, top, scratch, vocab_size,
         K=k, WIDTH=width, BLOCK=BLOCK, GROUPS=GROUPS, num_warps=WARPS,
     )  # fmt: skip

@@ -21,7 +21,7 @@ FAILURES = 3
 """In a row: an engine that only got no CPU for a while is heard of again."""
 
 
-class SelfCheck(threading.Thread):
+class LivenessCheck(threading.Thread):
     """A thread, since a loop that hangs cannot notice that."""
 
     def __init__(

@@ -41,7 +41,7 @@ class _Run:
         return output
 
 
-class Feed:
+class OutputFeed:
     """Used from one event loop."""
 
     def __init__(self) -> None:

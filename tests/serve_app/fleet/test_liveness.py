@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from serve_app.fleet.self_check import SelfCheck
+from serve_app.fleet.liveness import LivenessCheck
 
 PROCESS = """
 import asyncio, time
-from serve_app.fleet.self_check import SelfCheck
+from serve_app.fleet.liveness import LivenessCheck
 
 asked = []
 
@@ -21,7 +21,7 @@ def check():
     {check}
 
 async def main():
-    SelfCheck(check, period_s=0.02, timeout_s=0.1).start()
+    LivenessCheck(check, period_s=0.02, timeout_s=0.1).start()
     {work}
 
 asyncio.run(main())
@@ -70,7 +70,7 @@ def test_a_process_that_recovers_goes_on(check: str, work: str) -> None:
 
 async def test_once_stopped_it_asks_no_more() -> None:
     asked = asyncio.Event()
-    one = SelfCheck(asked.set, period_s=0.01)
+    one = LivenessCheck(asked.set, period_s=0.01)
     one.start()
     await asked.wait()
     one.stop()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 
-from replica.model.families import FAMILIES
 from replica.model.loading import load_spec
+from replica.model.registry import FAMILIES
 from tests.families import VARIANTS
 from tests.models import EOS_ID, VOCAB_SIZE, byte_tokenizer, save_tiny
 from tests.replica.checkpoints import edit, load, refusal

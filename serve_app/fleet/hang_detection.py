@@ -23,7 +23,7 @@ def core_waits(pid: int) -> dict[int, float]:
     return waits
 
 
-class Silence:
+class HangDetector:
     """Is told of each report, and of the time between looks."""
 
     def __init__(self, look_s: float, waits: dict[int, float]) -> None:

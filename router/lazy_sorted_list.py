@@ -16,7 +16,7 @@ Item = TypeVar("Item", bound=Hashable)
 Entry = tuple[float, int, Item]
 
 
-class LazyOrder(Generic[Item]):
+class LazySortedList(Generic[Item]):
     """Orders by `key(item)`, first come first among equals. Items for which `live` has turned
     false drop out unannounced. Amortised O(log n) comparisons per change; what moves in memory is
     O(n) in name only."""

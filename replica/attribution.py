@@ -10,7 +10,7 @@ from replica.scheduling.batch import Batch
 from replica.scheduling.rows import Rows
 
 
-def share_out(rows: Rows, batch: Batch, padding: int, busy_ns: int) -> float:
+def attribute_time(rows: Rows, batch: Batch, padding: int, busy_ns: int) -> float:
     """Book a collected step, before it is settled, to the sequences that it served.
 
     padding: decode rows that it computed for nobody. Returns the nanoseconds that served nobody:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from serve_app.scaling.autoscaling import desired_replicas
+from serve_app.scaling.decision import desired_replicas
 from serve_app.scaling.types import (
     Backlog,
     Decision,

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.lazy_order import LazyOrder
+from router.lazy_sorted_list import LazySortedList
 
 
 def order_over(keys):
-    return LazyOrder(keys.__getitem__, lambda item: item in keys)
+    return LazySortedList(keys.__getitem__, lambda item: item in keys)
 
 
 def test_equal_keys_come_in_the_order_of_their_arrival():

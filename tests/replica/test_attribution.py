@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replica.attribution import attribute_time
 from replica.messages import Abort, Backlog
 from replica.scheduling.batch import Batch
 from replica.scheduling.rows import Rows
-from replica.shares import share_out
 from tests.script import EOS, Bench, ScriptRunner, counting, submit
 
 
@@ -27,16 +27,16 @@ def rows_and_batch() -> tuple[Rows, Batch]:
 
 def test_an_output_token_costs_twice_a_prompt_token():
     rows, batch = rows_and_batch()
-    assert share_out(rows, batch, padding=0, busy_ns=70) == pytest.approx(0)
+    assert attribute_time(rows, batch, padding=0, busy_ns=70) == pytest.approx(0)
     assert rows.gpu_ns.tolist() == pytest.approx([20, 50, 0, 0])
-    share_out(rows, batch, padding=0, busy_ns=7)
+    attribute_time(rows, batch, padding=0, busy_ns=7)
     assert rows.gpu_ns.tolist() == pytest.approx([22, 55, 0, 0])
 
 
 def test_padding_and_rows_that_had_ended_serve_nobody():
     rows, batch = rows_and_batch()
     rows.ended[1] = True
-    assert share_out(rows, batch, padding=1, busy_ns=90) == pytest.approx(50 + 20)
+    assert attribute_time(rows, batch, padding=1, busy_ns=90) == pytest.approx(50 + 20)
     assert rows.gpu_ns.tolist() == pytest.approx([20, 0, 0, 0])
 
 

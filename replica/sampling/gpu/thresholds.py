@@ -1,8 +1,8 @@
 """Order statistics of a row of logits without sorting it, for the kernels of sampling.
 
-A border is a logit: what lies below it is left out. Each pass over the row counts at seven borders
-between one that leaves enough, tokens or probability, and one that does not. Once few tokens lie
-between the two, they are collected and sorted in registers.
+A threshold is a logit: what lies below it is left out. Each pass over the row counts at seven
+thresholds between one that leaves enough, tokens or probability, and one that does not. Once few
+tokens lie between the two, they are collected and sorted in registers.
 Annotations are evaluated here: Triton finds its compile-time constants by them.
 """
 
@@ -12,7 +12,7 @@ import triton.language as tl
 STAGES = tl.constexpr(4)
 """Blocks of a row that are being loaded while one is processed."""
 PASSES = tl.constexpr(12)
-"""After this many passes lower and upper border are neighbours, so all values between them are
+"""After this many passes lower and upper threshold are neighbours, so all values between them are
 equal."""
 
 
@@ -67,23 +67,32 @@ def just_above(x):
 
 
 @triton.jit
-def _tally(x, weight, border, count, mass):
-    above = x >= border
+def _tally(x, weight, threshold, count, mass):
+    above = x >= threshold
     return count + above.to(tl.int32), mass + tl.where(above, weight, 0.0)
 
 
 @triton.jit
 def _judge(
-    count, mass, border, wanted, low, count_low, high, count_high, mass_high, BY_MASS: tl.constexpr
+    count,
+    mass,
+    threshold,
+    wanted,
+    low,
+    count_low,
+    high,
+    count_high,
+    mass_high,
+    BY_MASS: tl.constexpr,
 ):
     reached = tl.sum(count, 0)
     reached_mass = tl.sum(mass.to(tl.float64), 0)
     enough = reached_mass >= wanted if BY_MASS else reached >= wanted
-    if enough & (border > low):
-        low = border
+    if enough & (threshold > low):
+        low = threshold
         count_low = reached
-    if (enough == 0) & (border < high):
-        high = border
+    if (enough == 0) & (threshold < high):
+        high = threshold
         count_high = reached
         mass_high = reached_mass
     return low, count_low, high, count_high, mass_high

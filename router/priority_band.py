@@ -14,7 +14,7 @@ from itertools import chain
 from operator import attrgetter
 
 from router.concurrency import Concurrency
-from router.lazy_order import LazyOrder
+from router.lazy_sorted_list import LazySortedList
 from router.policy import FairPolicy
 from router.request import Request
 
@@ -54,7 +54,7 @@ class VirtualTokenCounter:
 class TenantQueue:
     """One tenant's requests in one pool, and its counter there."""
 
-    band: Band
+    band: PriorityBand
     concurrency: Concurrency
     """The tenant's, in all pools together."""
     counter: VirtualTokenCounter
@@ -127,7 +127,7 @@ class TenantQueue:
         return self.waiting
 
 
-class Band:
+class PriorityBand:
     """Every operation is amortised O(log tenants)."""
 
     def __init__(self, index: int, policy: FairPolicy) -> None:
@@ -140,8 +140,10 @@ class Band:
         self._policy = policy
         # All of C: these are asked at every step of every decision.
         live = attrgetter("eligible")
-        self._by_key: LazyOrder[TenantQueue] = LazyOrder(attrgetter("counter.key"), live)
-        self._by_counter: LazyOrder[TenantQueue] = LazyOrder(attrgetter("counter.value"), live)
+        self._by_key: LazySortedList[TenantQueue] = LazySortedList(attrgetter("counter.key"), live)
+        self._by_counter: LazySortedList[TenantQueue] = LazySortedList(
+            attrgetter("counter.value"), live
+        )
         self._aside: list[TenantQueue] = []
 
     def is_newcomer(self, queue: TenantQueue) -> bool:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replica.messages import Output, Sampling, Submit, TokenLogprobs
-from serve_app.fleet import feed as feed_module
-from serve_app.fleet.feed import Feed
+from serve_app.fleet import output_feed as feed_module
+from serve_app.fleet.output_feed import OutputFeed
 
 KEY = ("r", 0)
 
@@ -29,7 +29,7 @@ def output(offset: int, *token_ids: int, last: bool = False) -> Output:
 
 
 async def test_a_slow_reader_gets_several_steps_as_one_output() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     reader = feed.attach({KEY: 0})
     for position in range(3):
@@ -38,14 +38,14 @@ async def test_a_slow_reader_gets_several_steps_as_one_output() -> None:
 
 
 async def test_take_returns_nothing_after_its_timeout() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     reader = feed.attach({})
     await feed.take(reader, 1.0)
     assert await feed.take(reader, 0.01) == []
 
 
 async def test_a_new_reader_continues_at_its_offsets() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     feed.attach({KEY: 0})
     feed.record(output(0, 10, 11, 12))
@@ -54,7 +54,7 @@ async def test_a_new_reader_continues_at_its_offsets() -> None:
 
 
 async def test_offsets_count_the_output_of_earlier_attempts() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit(prior=5))
     reader = feed.attach({KEY: 5})
     feed.record(output(5, 10))
@@ -62,7 +62,7 @@ async def test_offsets_count_the_output_of_earlier_attempts() -> None:
 
 
 async def test_a_sequence_of_no_interest_to_the_new_reader_is_not_repeated() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     feed.record(output(0, 10, last=True))
     reader = feed.attach({})
@@ -70,7 +70,7 @@ async def test_a_sequence_of_no_interest_to_the_new_reader_is_not_repeated() -> 
 
 
 async def test_an_end_is_told_again_to_a_reader_that_missed_it() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     first = feed.attach({KEY: 0})
     feed.record(output(0, 10, last=True))
@@ -80,7 +80,7 @@ async def test_an_end_is_told_again_to_a_reader_that_missed_it() -> None:
 
 
 async def test_the_earlier_of_two_readers_takes_nothing() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     first = feed.attach({KEY: 0})
     await feed.take(first, 1.0)
@@ -93,13 +93,13 @@ async def test_the_earlier_of_two_readers_takes_nothing() -> None:
 
 
 def test_a_repeated_submit_is_ignored() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     assert feed.open(submit())
     assert not feed.open(submit())
 
 
 def test_a_submit_overtaken_by_its_abort_is_ignored() -> None:
-    feed = Feed()
+    feed = OutputFeed()
     assert feed.refuse(KEY)
     assert not feed.open(submit())
     assert feed.unfinished == []
@@ -107,7 +107,7 @@ def test_a_submit_overtaken_by_its_abort_is_ignored() -> None:
 
 def test_ended_sequences_are_forgotten_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "KEPT_ENDED", 2)
-    feed = Feed()
+    feed = OutputFeed()
     for name in "abc":
         feed.refuse((name, 0))
     assert not feed.refuse(("c", 0))
@@ -119,7 +119,7 @@ def test_ended_sequences_are_forgotten_beyond_a_bound(monkeypatch: pytest.Monkey
 async def test_a_reader_sees_each_token_once_whatever_breaks(seed: int, count: int) -> None:
     """Steps, takes and reconnects in any order; a take may be lost on the way."""
     chance = random.Random(seed)
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     reader = feed.attach({KEY: 0})
     received: list[int] = []
@@ -146,7 +146,7 @@ async def test_a_reader_sees_each_token_once_whatever_breaks(seed: int, count: i
 
 async def test_log_probabilities_stay_with_their_tokens() -> None:
     """Those of the prompt come once, with the first token."""
-    feed = Feed()
+    feed = OutputFeed()
     feed.open(submit())
     reader = feed.attach({KEY: 0})
     told = [TokenLogprobs(-float(n), (n,), (-float(n),)) for n in range(4)]
@@ -164,7 +164,7 @@ async def test_log_probabilities_stay_with_their_tokens() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 async def test_what_is_handed_back_is_told_to_its_reader(begun: bool) -> None:
     """First what has no output: it loses nothing. A second time there is nothing left."""
-    feed, waiting = Feed(), ("w", 0)
+    feed, waiting = OutputFeed(), ("w", 0)
     feed.open(submit())
     feed.open(msgspec.structs.replace(submit(), request_id="w"))
     reader = feed.attach({KEY: 0, waiting: 0})

@@ -8,36 +8,36 @@ import time
 
 import pytest
 
-from serve_app.fleet.silence import Silence, core_waits
+from serve_app.fleet.hang_detection import HangDetector, core_waits
 
 
 def test_time_in_which_the_engine_could_run_counts_until_it_reports() -> None:
-    silence = Silence(0.5, {})
+    detector = HangDetector(0.5, {})
     for _ in range(4):
-        silence.look(0.5, {})
-    assert silence.counted_s == 2
-    silence.heard()
-    assert silence.counted_s == 0
+        detector.look(0.5, {})
+    assert detector.counted_s == 2
+    detector.heard()
+    assert detector.counted_s == 0
 
 
 def test_a_late_look_counts_as_one_in_time() -> None:
-    silence = Silence(0.5, {})
-    silence.look(30, {})
-    assert silence.counted_s == 0.5
+    detector = HangDetector(0.5, {})
+    detector.look(30, {})
+    assert detector.counted_s == 0.5
 
 
 def test_a_wait_for_a_core_does_not_count_even_when_it_is_told_late() -> None:
-    silence = Silence(0.5, {1: 10.0, 2: 0.0})
+    detector = HangDetector(0.5, {1: 10.0, 2: 0.0})
     for _ in range(4):
-        silence.look(0.5, {1: 10.0, 2: 0.0})
-    silence.look(0.5, {1: 10.1, 2: 2.0})
-    assert silence.counted_s == pytest.approx(0.5)
+        detector.look(0.5, {1: 10.0, 2: 0.0})
+    detector.look(0.5, {1: 10.1, 2: 2.0})
+    assert detector.counted_s == pytest.approx(0.5)
 
 
 def test_what_a_new_thread_waited_before_it_was_seen_excuses_nothing() -> None:
-    silence = Silence(0.5, {})
-    silence.look(0.5, {3: 100.0})
-    assert silence.counted_s == 0.5
+    detector = HangDetector(0.5, {})
+    detector.look(0.5, {3: 100.0})
+    assert detector.counted_s == 0.5
 
 
 def test_the_kernel_tells_a_process_without_a_core_from_one_that_stopped() -> None:
