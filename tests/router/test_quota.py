@@ -122,7 +122,7 @@ def test_money_is_held_at_the_worst_case_and_caps_the_answer():
     assert (first.micro, first.max_tokens) == (100, 45)
     held = desk.reserve(prompt=10, output=1)
     assert held.kind is RefusalKind.RATE
-    assert "held by requests that run" in held.reason
+    assert "reserved for requests that run" in held.reason
     desk.settle(first, prompt=10, output=40)
     assert desk.reserve(prompt=8, output=5).max_tokens == 1
     spent = desk.reserve(prompt=10, output=1)

@@ -72,7 +72,7 @@ def test_a_grant_says_how_much_output_is_paid_for():
     [grant] = desk.sync(info()).grants
     assert grant.max_tokens == 15
     [refusal] = desk.sync(info(), info("y")).refusals
-    assert "held by requests that run" in refusal.reason
+    assert "reserved for requests that run" in refusal.reason
     desk.sync(endings=(ending(info(), produced=15),))
     [refusal] = desk.sync(info("z")).refusals
     assert (refusal.kind, "does not pay" in refusal.reason) == (RefusalKind.BUDGET, True)
