@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+import numpy as np
+
 from replica.attribution import attribute_time
 from replica.config import EngineConfig
 from replica.device.graph_pool import Graphs
@@ -24,6 +26,7 @@ from replica.messages import (
     Malformed,
     Output,
     Stats,
+    StepLimits,
     StepReport,
     Stop,
     Submit,
@@ -115,6 +118,7 @@ class Engine:
         self._surplus_ns = 0.0
         self._stopping = False
         self._fit = fit
+        self._limits_s = np.zeros(len(StepLimits.__struct_fields__))
         self.start_over()
 
     def run(self) -> None:
@@ -128,6 +132,7 @@ class Engine:
     def start_over(self) -> None:
         """Measure from now on: what came before was the start."""
         self.idle = IdleMeter(time.perf_counter_ns())
+        self._limits_s[:] = 0.0
         self._compiled_at_start = self._device.num_compiled()
         if self._fit is not None:
             self.scheduler.cost = self._fit.model
@@ -185,7 +190,10 @@ class Engine:
         """Account for a step's time while its rows are as it left them."""
         busy_ns = sum(self.idle.computed(*interval) for interval in self.pipeline.timing(batch))
         self._surplus_ns += attribute_time(self.rows, batch, self.pipeline.padding(batch), busy_ns)
-        if self._fit is not None and not batch.decodes_only:
+        if self._fit is None:
+            return
+        self._limits_s += self._fit.limits(batch) * (busy_ns / 1e9)
+        if not batch.decodes_only:
             self._fit.observe(batch, busy_ns / 1e6)
             self.scheduler.cost = self._fit.model
 
@@ -284,6 +292,7 @@ class Engine:
             preemptions=counts["preemptions"],
             finished=dict(scheduler.finished),
             time=self.idle.time(self._surplus_ns),
+            limits=StepLimits(*self._limits_s.tolist()),
             host_s=time.thread_time() - self.pipeline.waiting_s,
             graph_replays=graphs["replays"],
             eager_parts=graphs["eager"],

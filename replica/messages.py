@@ -247,6 +247,22 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return DeviceTime(**{name: getattr(self, name) - part for name, part in parts})
 
 
+class StepLimits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the seconds that a device was busy went on, by the cost model
+    (`replica.scheduling.step_budget`): all zero as long as nothing is known of it."""
+
+    weights: float = 0.0
+    """Reading them: the same for any number of rows, so more rows cost none of it."""
+    tokens: float = 0.0
+    """Products: the device's arithmetic."""
+    keys: float = 0.0
+    """Reading the KV pool."""
+    attention: float = 0.0
+    """Its arithmetic."""
+    launches: float = 0.0
+    """The host's time to launch what the device computes sooner."""
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of an engine; counters are cumulative since its start."""
 
@@ -264,6 +280,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     finished: dict[str, int] = {}
     """Sequences ended, by finish reason."""
     time: DeviceTime = DeviceTime()
+    limits: StepLimits = StepLimits()
     host_s: float = 0.0
     """CPU time of the step loop (schedule, fill, launch, update), without waiting for results."""
     graph_replays: int = 0

@@ -107,6 +107,17 @@ class CostFit:
             self._floor_ms += (1 - FORGET) * (ms - self._floor_ms)
         self._solve()
 
+    def limits(self, batch: Batch) -> Floats:
+        """float64 [5]: parts of a step's time that go on weights, tokens, keys, attention and
+        launches. They sum to 1, or are zero if nothing is known. Decode steps have few launches,
+        or a graph."""
+        model, work = self.model, step_work(batch.starts, batch.lengths)
+        parts = np.zeros(len(SCALES) + 1)
+        parts[:-1] = (model.fixed_ms, model.token_ms, model.key_ms, model.pair_ms) * work
+        if not batch.decodes_only:
+            parts[-1] = max(0.0, model.floor_ms - parts.sum())
+        return parts / (parts.sum() or 1.0)
+
     def _learn_scores(self, ms: float) -> None:
         """What one took more than the model says. It teaches nothing about the rest."""
         known = ms if self._score_ms is None else self._score_ms

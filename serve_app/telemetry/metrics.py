@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 
+import msgspec
+
 from replica.messages import Ready, Stats
 from router.latencies import Latency
 from router.ledger import Usage
@@ -235,6 +237,11 @@ class ReplicaMetrics:
         self._gpu_seconds = made.sum(
             "fairstream_gpu_seconds", "What became of the device's time, by state", "state"
         )
+        self._limits = made.sum(
+            "fairstream_step_seconds",
+            "What a busy device's time went on, by the engine's cost model",
+            "limit",
+        )
         self._host_s = made.sum(
             "fairstream_host_seconds", "Processor time of the loop of steps, without waiting"
         )
@@ -273,6 +280,8 @@ class ReplicaMetrics:
     def tell(self, stats: Stats, gpu: GpuTime) -> None:
         for state, seconds in asdict(gpu).items():
             self._gpu_seconds.tell(seconds, state=state)
+        for limit, seconds in msgspec.structs.asdict(stats.limits).items():
+            self._limits.tell(seconds, limit=limit)
         self._host_s.tell(stats.host_s)
         self._tokens.tell(stats.prompt_tokens, kind="prompt")
         self._tokens.tell(stats.cached_tokens, kind="cached")

@@ -107,3 +107,25 @@ def test_a_step_without_time_teaches_nothing():
     before = fit.model
     fit.observe(chunk(0, 512), 0.0)
     assert fit.model == before
+
+
+def decode(rows: int, context: int) -> Batch:
+    starts, lengths = np.full(rows, context, np.int32), np.ones(rows, np.int32)
+    return dataclasses.replace(Batch.padding(rows), starts=starts, lengths=lengths)
+
+
+def test_what_limits_a_step_are_parts_of_its_time():
+    fit = calibrated(H200)
+    weights, _, keys, _, launches = fit.limits(decode(1, 1024))
+    assert weights > 0.9 and launches == 0
+    weights, tokens, keys, attention, launches = fit.limits(decode(64, 4096))
+    assert keys > weights > tokens and launches == 0
+    assert fit.limits(chunk(0, 8192))[1] > 0.6
+    assert fit.limits(chunk(100_000, 8192))[3] > 0.7
+    assert fit.limits(chunk(0, 4))[4] > 0.5
+    for batch in (decode(1, 1024), decode(64, 4096), chunk(0, 8192), chunk(0, 4)):
+        assert fit.limits(batch).sum() == pytest.approx(1)
+
+
+def test_nothing_limits_what_nothing_is_known_of():
+    assert not CostFit().limits(decode(1, 1024)).any()

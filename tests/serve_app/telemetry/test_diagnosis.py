@@ -22,6 +22,7 @@ HEALTHY = Facts(
     kv_used=0.5,
     free=0.0,
     output_per_s=1000.0,
+    limits={"weights": 0.4, "tokens": 0.3, "keys": 0.3},
 )
 FULL = {"requests": 0.97, "spare": 0.01}
 
@@ -49,6 +50,15 @@ FULL = {"requests": 0.97, "spare": 0.01}
         ({"phases": {"prepare": 0.5, "text": 0.1, "decode": 0.4}}, Cause.FRONT_END),
         ({"device": FULL, "phases": {"first_token": 0.8, "decode": 0.2}}, Cause.PROMPTS),
         ({"device": FULL, "held_back": {"capacity": ["a"], "fair_share": ["b"]}}, Cause.DEVICE),
+        (
+            {
+                "device": FULL,
+                "held_back": {"capacity": ["a"]},
+                "kv_used": 0.1,
+                "limits": {"weights": 0.8, "tokens": 0.2},
+            },
+            Cause.PLACES,
+        ),
         ({"device": FULL}, Cause.NOTHING),
         (
             {"device": {"requests": 0.2, "spare": 0.8}, "held_back": {"concurrency": ["a"]}},
@@ -70,6 +80,14 @@ def test_each_cause_is_named(planted: dict[str, Any], cause: Cause) -> None:
 def test_what_it_would_be_worth() -> None:
     facts = replace(HEALTHY, device={"requests": 0.5, "bubble": 0.25, "spare": 0.25})
     assert diagnose(facts).worth == "up to 500 tokens/s more, of 1,000 now"
+
+
+def test_what_more_places_would_be_worth() -> None:
+    limits = {"weights": 0.8, "keys": 0.1, "tokens": 0.1}
+    few = replace(HEALTHY, held_back={"capacity": ["a"]}, kv_used=0.1, limits=limits)
+    assert diagnose(few).worth.startswith("about 667 tokens/s more with twice the rows, of 1,000")
+    full = replace(few, kv_used=0.9)
+    assert "90% of it reads memory, 10% is arithmetic" in diagnose(full).evidence
 
 
 def test_facts_are_read_from_metrics() -> None:
