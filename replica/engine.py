@@ -146,7 +146,7 @@ class Engine:
         return (
             self.scheduler.has_work
             or self.pipeline.in_flight is not None
-            or bool(self._refused or self.scheduler.outputs)
+            or bool(self._refused or self.scheduler.outputs or self.tracer.ended)
         )
 
     def step(self) -> None:

@@ -26,7 +26,8 @@ class Tracer:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._open: _Open | None = None
-        self._ended: tuple[Traced, ...] = ()
+        self.ended: tuple[Traced, ...] = ()
+        """To be told with the next report."""
 
     def start(self, trace: Trace, step: int, bubble_ns: int) -> None:
         """step: the first that is traced. bubble_ns: the engine's, up to it."""
@@ -57,7 +58,7 @@ class Tracer:
         """What a step has brought is on its way to its readers. Returns what is to go with it."""
         if self._open is not None and step is not None:
             self._open.delivered(outputs, step.batch.step)
-        ended, self._ended = self._ended, ()
+        ended, self.ended = self.ended, ()
         return ended
 
     def end_turn(self) -> None:
@@ -74,7 +75,7 @@ class Tracer:
             self._end(ended.trace, "written")
 
     def _end(self, trace: Trace, outcome: TraceOutcome) -> None:
-        self._ended = (*self._ended, Traced(folder=trace.folder, outcome=outcome))
+        self.ended = (*self.ended, Traced(folder=trace.folder, outcome=outcome))
 
 
 class _Open:

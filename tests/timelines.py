@@ -16,7 +16,7 @@ def check(timeline: Timeline) -> None:
     lanes = lane_names(timeline)
     for event in events:
         assert event["ph"] in "XMbestf", event
-        assert isinstance(event["name"], str) and event["name"], event
+        assert event["name"].strip(), event
         assert isinstance(event["pid"], int), event
         assert event["tid"] in lanes, event
         assert event["ts"] >= 0, event

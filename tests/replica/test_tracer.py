@@ -12,7 +12,7 @@ from replica.messages import Trace, Traced, decode_command, encode
 from replica.timeline.make import make
 from replica.timeline.records import Record
 from tests import timelines
-from tests.script import Bench, ScriptRunner, submit
+from tests.script import Bench, submit
 
 
 def trace(folder: Path, steps: int = 8, seconds: float = 10.0) -> Trace:
@@ -28,8 +28,9 @@ def test_the_next_steps_become_a_timeline(bench, tmp_path, overlap):
     engine = bench(overlap=overlap)
     engine.send(submit("before", max_tokens=20))
     engine.step(3)
-    engine.send(trace(tmp_path), submit("a", max_tokens=4), submit("b", max_tokens=20))
-    engine.run()
+    engine.send(trace(tmp_path))
+    engine.step()
+    engine.run(submit("a", max_tokens=4), submit("b", max_tokens=20))
     assert traced(engine) == [Traced(folder=str(tmp_path), outcome="written")]
     timeline = make(tmp_path, "engine")
     timelines.check(timeline)
@@ -58,8 +59,7 @@ def test_shares_add_up_and_tell_kinds_of_steps_apart(bench, tmp_path):
         assert share["ms"] > 0
 
 
-def test_time_without_work_on_the_stream_is_told_as_gaps_and_as_bubbles(bench, tmp_path):
-    """Gaps: a runner that computes nothing for a while in each step, between two pieces of work."""
+def test_time_without_work_on_the_compute_stream_is_a_bubble(bench, tmp_path):
     naps = 5
 
     class Slow(HostDevice):
