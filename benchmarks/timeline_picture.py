@@ -33,8 +33,9 @@ COLOURS = {
 """By how names begin. All else is grey."""
 LEFT, ROW, TOP = 130, 26, 34
 SPACE = WIDTH - LEFT - 10
-NARROW = 0.6
-"""Slices nearer to each other than so many units are drawn as one."""
+NARROW, WIDE = 0.6, 110
+"""Slices nearer to each other than so many units are drawn as one; one wider than so many has room
+for its kind."""
 Timeline = dict[str, Any]
 
 
@@ -90,7 +91,9 @@ def _boxes(timeline: Timeline) -> Iterator[Box]:
     events = timeline["traceEvents"]
     lanes = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
     for each in _slices(timeline):
-        yield Box(lanes[each["tid"]], each["name"], each["ts"], each["ts"] + each["dur"])
+        kind = each.get("args", {}).get("kind", "")
+        name = f"{each['name']} {kind}".strip()
+        yield Box(lanes[each["tid"]], name, each["ts"], each["ts"] + each["dur"])
 
 
 def _joined(boxes: Iterable[Box], unit: float) -> Iterator[Box]:
@@ -120,8 +123,9 @@ def _rectangle(y: float, box: Box, begin: float, end: float) -> str:
     )
     if box.lane != "compute" or width < 40:
         return drawn
-    style = 'fill="white" text-anchor="middle"'
-    return drawn + words(x + width / 2, y + 15, box.name.partition("step ")[2], style)
+    number, _, kind = box.name.partition("step ")[2].partition(" ")
+    label = f"{number} {kind}" if width > WIDE else number
+    return drawn + words(x + width / 2, y + 15, label, 'fill="white" text-anchor="middle"')
 
 
 def _caption(timeline: Timeline) -> str:

@@ -31,10 +31,11 @@ class GpuRecorder:
         self._before = _num_allocations()
         marks = []
         for stream in streams:
-            marks.append(time.perf_counter_ns())
+            began_ns = time.perf_counter_ns()
             stream.run(lambda: torch.cuda._sleep(1000))
+            marks.append((began_ns + time.perf_counter_ns()) // 2)
         self.marks_ns = tuple(marks)
-        """When something was launched on each stream that the profile shows, too."""
+        """The middle of a launch on each stream that the profile shows, too."""
 
     def stop(self, path: Path) -> int:
         """Writes the file. Returns how often memory was allocated, on the device or page-locked on

@@ -118,7 +118,8 @@ def read_profile(path: Path, recording: Recording) -> Profile:
     if len(marks) < len(STREAMS):
         raise ValueError(f"the profile has {len(marks)} marks of its {len(STREAMS)} streams")
     last = marks[len(STREAMS) - 1]
-    offset = launched.get(last.args.correlation, last).ts - recording.marks_ns[-1] / 1e3
+    launch = launched.get(last.args.correlation, last)
+    offset = (launch.ts + launch.end) / 2 - recording.marks_ns[-1] / 1e3
     return Profile(
         lanes={mark.stream: name for mark, name in zip(marks, STREAMS, strict=False)},
         device=[event for event in device if event.ts > last.ts and MARK not in event.name],

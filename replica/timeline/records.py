@@ -40,7 +40,8 @@ class Recording(msgspec.Struct, frozen=True):
 
     spans: list[Span]
     marks_ns: tuple[int, ...] = ()
-    """Of a GPU: when a mark was launched on each of `STREAMS`, which its profile shows, too."""
+    """Of a GPU: the middle of the launch of a mark on each of `STREAMS`, which its profile shows,
+    too."""
     allocations: int = 0
     """How often memory was allocated, on a GPU or page-locked on the host."""
 

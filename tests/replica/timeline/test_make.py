@@ -34,7 +34,7 @@ class Steps:
         self._correlation = 0
         # The last mark runs first, and another recording's mark of later is none of ours.
         for place, stream in enumerate(STREAMS):
-            self.marks.append(1000 * (10 * place + 2))
+            self.marks.append(1000 * (10 * place + 2) + 500)
             self.run("spin_kernel(long)", stream, 40 - place, 1, called=10 * place + 2)
 
     def run(self, name: str, stream: int, at: float, us: float, called: float) -> None:
@@ -193,7 +193,7 @@ def test_a_clean_profile_has_no_hazards(tmp_path):
     profile = read_profile(tmp_path / PROFILE, made.record().recording)
     assert profile.violations() == []
     assert profile.lanes == STREAMS
-    assert profile.offset_us == pytest.approx(OFFSET_US, abs=1)
+    assert profile.offset_us == pytest.approx(OFFSET_US, abs=0.01)
 
 
 def test_a_profile_without_marks_is_refused(tmp_path):
