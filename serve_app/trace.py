@@ -43,10 +43,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(str(error))
     console = Console()
     head = f"{chosen.output}: {plain(told['engine'])}, {told['seconds']:.2f} s"
-    console.print(head, markup=False)
+    console.print(head, markup=False, soft_wrap=True)
     console.print(shares(told["shares"]))
     for hazard in told["hazards"]:
-        console.print(f"hazard: {plain(hazard)}", markup=False)
+        console.print(f"hazard: {plain(hazard)}", markup=False, soft_wrap=True)
 
 
 def shares(told: Mapping[str, Mapping[str, float]]) -> Table:
