@@ -33,8 +33,8 @@ from replica.engine import Engine
 from replica.messages import Command, Sampling, Stats, StepReport, Submit, Trace, Traced
 from replica.process import assemble, open_device
 from replica.scheduling.batch import Batch
+from replica.timeline.engine_trace import PROFILE
 from replica.timeline.make import make, write
-from replica.timeline.records import PROFILE
 from replica.timeline.shares import Shares
 from replica.tracer import Tracer
 

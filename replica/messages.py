@@ -130,7 +130,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
-    """Keep what the next steps do, and write it to files (`replica.timeline.records`)."""
+    """Keep what the next steps do, and write it to files (`replica.timeline.engine_trace`)."""
 
     folder: str
     """Of this machine."""

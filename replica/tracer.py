@@ -15,7 +15,7 @@ from replica.device.stream import Device
 from replica.messages import Output, Trace, Traced, TraceOutcome
 from replica.scheduling.batch import Batch, StepOutput
 from replica.scheduling.sequence import Key
-from replica.timeline.records import PROFILE, Record, Request, Step
+from replica.timeline.engine_trace import PROFILE, EngineTrace, Request, Step
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Tracer:
             self._end(trace, "busy")
             return
         try:
-            self._device.start_recording()
+            self._device.start_trace()
         except RuntimeError as error:
             logger.warning("Nothing can be traced: %s", error)
             self._end(trace, "failed")
@@ -115,15 +115,15 @@ class _Open:
                 request.first_ns, request.step = now, step
 
     def write(self, device: Device) -> None:
-        """Ends the recording. Raises OSError or RuntimeError."""
+        """Ends it. Raises OSError or RuntimeError."""
         ended_ns, folder = time.perf_counter_ns(), Path(self.trace.folder)
-        record = Record(
+        trace = EngineTrace(
             device.memory.type,
             self._began_ns,
             ended_ns,
-            device.stop_recording(folder / PROFILE),
+            device.stop_trace(folder / PROFILE),
             self._steps,
             list(self.requests.values()),
             device.num_compiled() - self._compiled,
         )
-        record.write(folder)
+        trace.write(folder)

@@ -15,7 +15,7 @@ def check(timeline: Timeline) -> None:
     events = timeline["traceEvents"]
     lanes = lane_names(timeline)
     for event in events:
-        assert event["ph"] in "XMbestf", event
+        assert event["ph"] in "XMbestfi", event
         assert event["name"].strip(), event
         assert isinstance(event["pid"], int), event
         assert event["tid"] in lanes, event

@@ -20,7 +20,7 @@ from replica.timeline.profile import Profile, read_profile
 SPAN = "profiled"
 
 
-class GpuRecorder:
+class GpuProfiler:
     """One recording."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
@@ -49,13 +49,13 @@ class GpuRecorder:
 def record(device: Device, step: Callable[[], None], steps: int = 50) -> Profile:
     """Run `step` so many times under the profiler."""
     device.settle()
-    device.start_recording()
+    device.start_trace()
     with device.span(SPAN):
         for _ in range(steps):
             step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json"
-        return read_profile(path, device.stop_recording(path))
+        return read_profile(path, device.stop_trace(path))
 
 
 def _num_allocations() -> int:

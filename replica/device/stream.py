@@ -20,8 +20,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import torch
 
-from replica.device.recording import Recorder
-from replica.timeline.records import Recording
+from replica.device.span_log import SpanLog
+from replica.timeline.engine_trace import DeviceTrace
 
 Work: TypeAlias = Callable[[], None]
 
@@ -76,10 +76,10 @@ class Device(Protocol):
     def span(self, name: str) -> AbstractContextManager[None]:
         """Names what is enqueued inside, for a profiler. name: "PHASE", or "PHASE STEP"."""
 
-    def start_recording(self) -> None:
+    def start_trace(self) -> None:
         """Keep what spans and streams do from now on. Raises RuntimeError where that fails."""
 
-    def stop_recording(self, profile: Path) -> Recording:
+    def stop_trace(self, profile: Path) -> DeviceTrace:
         """What they have done. What a GPU did is written to `profile`. Raises RuntimeError or
         OSError where that fails."""
 
@@ -105,15 +105,15 @@ class _Point:
 class HostStream:
     """A FIFO worker thread. `delay`, if given, runs before each piece of work (race tests)."""
 
-    def __init__(self, name: str, recorder: Recorder, delay: Work | None = None) -> None:
+    def __init__(self, name: str, log: SpanLog, delay: Work | None = None) -> None:
         self._queue: SimpleQueue[Work | _Point | None] = SimpleQueue()
-        self._name, self._recorder, self._delay = name, recorder, delay
+        self._name, self._log, self._delay = name, log, delay
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Work) -> None:
-        self._queue.put(self._recorder.timed(self._name, work))
+        self._queue.put(self._log.timed(self._name, work))
 
     def wait_for(self, point: _Point) -> None:
         self._queue.put(lambda: _await(point))
@@ -184,10 +184,10 @@ class HostDevice:
 
     def __init__(self, delay: Work | None = None) -> None:
         self._delay = delay
-        self._recorder = Recorder()
+        self._log = SpanLog()
 
     def stream(self, name: str) -> HostStream:
-        return HostStream(name, self._recorder, self._delay)
+        return HostStream(name, self._log, self._delay)
 
     def event(self, stream: Stream, *, timed: bool = False) -> HostEvent:
         assert isinstance(stream, HostStream)
@@ -199,14 +199,14 @@ class HostDevice:
         np.copyto(target.numpy(), source.numpy())
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        return self._recorder.span(name) if self._recorder.on else nullcontext()
+        return self._log.span(name) if self._log.on else nullcontext()
 
-    def start_recording(self) -> None:
-        self._recorder.start()
+    def start_trace(self) -> None:
+        self._log.start()
 
-    def stop_recording(self, profile: Path) -> Recording:
+    def stop_trace(self, profile: Path) -> DeviceTrace:
         """Work on host streams is kept beside the spans: there is nothing for `profile`."""
-        return Recording(self._recorder.stop())
+        return DeviceTrace(self._log.stop())
 
     def settle(self) -> None:
         """Host memory is there when its allocation returns."""

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from replica.timeline.engine_trace import EngineTrace, Step
 from replica.timeline.profile import Profile, merged
-from replica.timeline.records import Record, Span, Step
 from replica.timeline.shares import shares, told
 from replica.timeline.works import OTHER, Work, works
 
@@ -49,28 +49,28 @@ Events: TypeAlias = Iterator[dict[str, Any]]
 Interval: TypeAlias = tuple[float, float]
 
 
-def timeline(record: Record, profile: Profile | None, title: str) -> dict[str, Any]:
+def timeline(trace: EngineTrace, profile: Profile | None, title: str) -> dict[str, Any]:
     """title: of the engine. profile: of a GPU."""
-    done = works(record, profile)
-    hazards = _hazards(record, profile)
+    done = works(trace, profile)
+    hazards = _hazards(trace, profile)
     events = [
-        *_names(f"{title} ({record.device})"),
-        *_host(record),
-        *_steps(record),
+        *_names(f"{title} ({trace.device})"),
+        *_host(trace),
+        *_steps(trace),
         *_streams(done),
-        *_bubbles(record, done),
-        *_problems(record, profile),
-        *_requests(record),
+        *_bubbles(trace, done),
+        *_problems(trace, profile),
+        *_requests(trace),
     ]
     return {
         "displayTimeUnit": "ms",
         "traceEvents": events,
         "otherData": {
             "engine": title,
-            "device": record.device,
-            "seconds": (record.ended_ns - record.began_ns) / 1e9,
-            "requests": len(record.requests),
-            "shares": told(shares(record.steps, done)),
+            "device": trace.device,
+            "seconds": (trace.ended_ns - trace.began_ns) / 1e9,
+            "requests": len(trace.requests),
+            "shares": told(shares(trace.steps, done)),
             "hazards": hazards,
         },
     }
@@ -89,7 +89,7 @@ def _event(kind: str, name: str, us: float, lane: str = LANES[0], **more: Any) -
 
 
 def _slice(lane: str, name: str, start: float, end: float, **more: Any) -> dict[str, Any]:
-    """It may not begin before the record does: viewers want no negative time."""
+    """It may not begin before the trace does: viewers want no negative time."""
     start = max(start, 0.0)
     return _event("X", name, start, lane, dur=round(max(end - start, 0.0), 3), **more)
 
@@ -100,18 +100,18 @@ def _slot(lane: str, step: int, start: float, end: float, **more: Any) -> dict[s
     return _slice(lane, f"slot {letter} step {step}", start, end, cname=colour, args=args)
 
 
-def _host(record: Record) -> Events:
-    for span in record.recording.spans:
+def _host(trace: EngineTrace) -> Events:
+    for span in trace.device_trace.spans:
         if not span.lane and span.phase in OF_PHASES:
-            times = record.us(span.start_ns), record.us(span.end_ns)
+            times = trace.us(span.start_ns), trace.us(span.end_ns)
             yield _slice(OF_PHASES[span.phase], span.name.strip(), *times)
 
 
-def _steps(record: Record) -> Events:
-    for step in record.steps:
+def _steps(trace: EngineTrace) -> Events:
+    for step in trace.steps:
         told = {"kind": step.kind, "rows": step.rows, "tokens": step.tokens}
         for start, end in step.intervals:
-            yield _slot("compute", step.number, record.us(start), record.us(end), **told)
+            yield _slot("compute", step.number, trace.us(start), trace.us(end), **told)
 
 
 def _streams(done: Iterable[Work]) -> Events:
@@ -132,18 +132,18 @@ def _streams(done: Iterable[Work]) -> Events:
             yield _slot(lane, work.step, start, work.end_us, name=work.name)
 
 
-def _bubbles(record: Record, done: Iterable[Work]) -> Events:
+def _bubbles(trace: EngineTrace, done: Iterable[Work]) -> Events:
     busy = merged((work.start_us, work.end_us) for work in done if work.lane == "compute")
-    for step in record.steps:
-        yield from _idle_before(record, step)
+    for step in trace.steps:
+        yield from _idle_before(trace, step)
         for start_ns, end_ns in step.intervals:
-            for start, end in _gaps(record.us(start_ns), record.us(end_ns), busy):
+            for start, end in _gaps(trace.us(start_ns), trace.us(end_ns), busy):
                 if end - start >= SHORTEST_GAP_US:
                     args = {"step": step.number}
                     yield _slice("bubbles", "no kernel runs", start, end, args=args)
 
 
-def _idle_before(record: Record, step: Step) -> Events:
+def _idle_before(trace: EngineTrace, step: Step) -> Events:
     """A bubble ends with the step's begin; where sampling waited for masks, part of it lies
     between."""
     idle = [(a[1], b[0]) for a, b in zip(step.intervals, step.intervals[1:], strict=False)]
@@ -152,7 +152,7 @@ def _idle_before(record: Record, step: Step) -> Events:
     for start, end in [(begin - before, begin), *idle]:
         if end > start:
             args = {"step": step.number}
-            yield _slice("bubbles", "bubble", record.us(start), record.us(end), args=args)
+            yield _slice("bubbles", "bubble", trace.us(start), trace.us(end), args=args)
 
 
 def _gaps(start: float, end: float, busy: Sequence[Interval]) -> Iterator[Interval]:
@@ -169,41 +169,40 @@ def _gaps(start: float, end: float, busy: Sequence[Interval]) -> Iterator[Interv
         yield at, end
 
 
-def _hazards(record: Record, profile: Profile | None) -> list[str]:
+def _hazards(trace: EngineTrace, profile: Profile | None) -> list[str]:
     """What should not happen under traffic, each with how often it did."""
     found = profile.violations() if profile is not None else []
-    if record.compiled:
-        found.append(f"a kernel compiled or loaded ({record.compiled} times)")
+    if trace.compiled:
+        found.append(f"a kernel compiled or loaded ({trace.compiled} times)")
     return found
 
 
-def _problems(record: Record, profile: Profile | None) -> Events:
+def _problems(trace: EngineTrace, profile: Profile | None) -> Events:
     if profile is None:
         return
-    shift = profile.offset_us + record.began_ns / 1e3
+    shift = profile.offset_us + trace.began_ns / 1e3
     for problem, event in profile.problems():
-        yield _slice("hazards", problem, event.ts - shift, event.end - shift)
+        at, args = max(event.ts - shift, 0.0), {"us": event.dur}
+        yield _event("i", problem, at, "hazards", s="t", args=args)
 
 
-def _requests(record: Record) -> Events:
+def _requests(trace: EngineTrace) -> Events:
     """Each from its arrival to its first token: as a slice, and as an arrow from where it was
     received, by way of the step that sampled its token, to where that was delivered."""
-    begins = {step.number: step.intervals[0][0] for step in record.steps}
-    received = [span for span in record.recording.spans if span.phase == "receive"]
-    for number, request in enumerate(record.requests):
+    begins = {step.number: step.intervals[0][0] for step in trace.steps}
+    spans = trace.device_trace.spans
+    received = [(span.start_ns, span.end_ns) for span in spans if span.phase == "receive"]
+    for number, request in enumerate(trace.requests):
         if request.step not in begins or not request.first_ns:
             continue
-        arrived, first = record.us(request.arrived_ns), record.us(request.first_ns)
+        arrived, first = trace.us(request.arrived_ns), trace.us(request.first_ns)
         common: dict[str, Any] = {"id": number, "args": {"request": request.name}}
         yield _event("b", "request", arrived, cat="request", **common)
         yield _event("e", "request", first, cat="request", **common)
-        if any(_covers(span, request.arrived_ns) for span in received):
+        place = bisect_right(received, request.arrived_ns, key=itemgetter(0)) - 1
+        if place >= 0 and request.arrived_ns <= received[place][1]:
             arrow = common | {"cat": "first token"}
             yield _event("s", "first token", arrived, "CPU schedule", **arrow)
-            begin = record.us(begins[request.step])
+            begin = trace.us(begins[request.step])
             yield _event("t", "first token", begin, "compute", **arrow)
             yield _event("f", "first token", first, "CPU deliver", bp="e", **arrow)
-
-
-def _covers(span: Span, ns: int) -> bool:
-    return span.start_ns <= ns <= span.end_ns

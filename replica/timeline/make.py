@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 
 from replica.timeline.chrome import timeline
+from replica.timeline.engine_trace import PROFILE, EngineTrace
 from replica.timeline.profile import read_profile
-from replica.timeline.records import PROFILE, Record
 
 TIMELINE = "timeline.json.gz"
 
 
 def make(folder: Path, title: str) -> dict[str, Any]:
     """Raises OSError, ValueError, msgspec.DecodeError."""
-    record, path = Record.read(folder), folder / PROFILE
-    profile = read_profile(path, record.recording) if path.exists() else None
-    return timeline(record, profile, title)
+    trace, path = EngineTrace.read(folder), folder / PROFILE
+    profile = read_profile(path, trace.device_trace) if path.exists() else None
+    return timeline(trace, profile, title)
 
 
 def write(made: dict[str, Any], path: Path) -> None:

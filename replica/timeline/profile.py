@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from replica.timeline.records import STREAMS, Recording
+from replica.timeline.engine_trace import STREAMS, DeviceTrace
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
@@ -62,7 +62,7 @@ class _File(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What ran behind the marks with which a recording begins."""
+    """What ran behind the marks with which a trace begins."""
 
     lanes: dict[Any, str]
     """The names of the three streams, by the profiler's numbers."""
@@ -105,7 +105,7 @@ class Profile:
                 yield f"a blocking call: {call.name}", call
 
 
-def read_profile(path: Path, recording: Recording) -> Profile:
+def read_profile(path: Path, device_trace: DeviceTrace) -> Profile:
     """Raises OSError, msgspec.DecodeError, and ValueError for a profile without its marks."""
     events = msgspec.json.decode(path.read_bytes(), type=_File).traceEvents
     events.sort(key=lambda event: event.ts)
@@ -119,14 +119,14 @@ def read_profile(path: Path, recording: Recording) -> Profile:
         raise ValueError(f"the profile has {len(marks)} marks of its {len(STREAMS)} streams")
     last = marks[len(STREAMS) - 1]
     launch = launched.get(last.args.correlation, last)
-    offset = (launch.ts + launch.end) / 2 - recording.marks_ns[-1] / 1e3
+    offset = (launch.ts + launch.end) / 2 - device_trace.marks_ns[-1] / 1e3
     return Profile(
         lanes={mark.stream: name for mark, name in zip(marks, STREAMS, strict=False)},
         device=[event for event in device if event.ts > last.ts and MARK not in event.name],
         launched=launched,
-        calls=list(_within(calls, recording, offset)),
+        calls=list(_within(calls, device_trace, offset)),
         offset_us=offset,
-        allocations=recording.allocations,
+        allocations=device_trace.allocations,
     )
 
 
@@ -146,9 +146,9 @@ def union_us(intervals: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in merged(intervals))
 
 
-def _within(calls: Iterable[Event], recording: Recording, offset: float) -> Iterator[Event]:
-    """Those between the first span and the last: others are the recording's own."""
-    starts = [span.start_ns for span in recording.spans]
-    ends = [span.end_ns for span in recording.spans]
+def _within(calls: Iterable[Event], device_trace: DeviceTrace, offset: float) -> Iterator[Event]:
+    """Those between the first span and the last: others are the trace's own."""
+    starts = [span.start_ns for span in device_trace.spans]
+    ends = [span.end_ns for span in device_trace.spans]
     first, last = min(starts, default=0), max(ends, default=0)
     return (call for call in calls if first <= (call.ts - offset) * 1e3 < last)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from replica.timeline.engine_trace import Step
 from replica.timeline.profile import union_us
-from replica.timeline.records import Step
 from replica.timeline.works import Work
 
 

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from replica.timeline.engine_trace import EngineTrace, Span
 from replica.timeline.profile import Event, Profile
-from replica.timeline.records import Record, Span
 
 OTHER = "other streams"
 
@@ -24,22 +24,22 @@ class Work(NamedTuple):
     end_us: float
 
 
-def works(record: Record, profile: Profile | None) -> list[Work]:
-    """In order of their starts. Microseconds since the record began."""
-    found = _of_host(record) if profile is None else _of_gpu(record, profile)
+def works(trace: EngineTrace, profile: Profile | None) -> list[Work]:
+    """In order of their starts. Microseconds since the trace began."""
+    found = _of_host(trace) if profile is None else _of_gpu(trace, profile)
     return sorted(found, key=lambda work: work.start_us)
 
 
-def _of_host(record: Record) -> Iterator[Work]:
-    for span in record.recording.spans:
+def _of_host(trace: EngineTrace) -> Iterator[Work]:
+    for span in trace.device_trace.spans:
         if span.lane:
-            start, end = (record.us(ns) for ns in (span.start_ns, span.end_ns))
+            start, end = (trace.us(ns) for ns in (span.start_ns, span.end_ns))
             yield Work(span.lane, "work", span.step, start, end)
 
 
-def _of_gpu(record: Record, profile: Profile) -> Iterator[Work]:
-    launches = _Launches(record.recording.spans)
-    shift = profile.offset_us + record.began_ns / 1e3
+def _of_gpu(trace: EngineTrace, profile: Profile) -> Iterator[Work]:
+    launches = _Launches(trace.device_trace.spans)
+    shift = profile.offset_us + trace.began_ns / 1e3
     for event in profile.device:
         call = profile.launched.get(event.args.correlation)
         step = launches.step_of(call, profile.offset_us) if call else None

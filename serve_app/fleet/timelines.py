@@ -51,7 +51,9 @@ class Timelines:
 
     async def record(self, steps: int, seconds: float, title: str) -> Timeline:
         """Of the next steps, or of those that come within `seconds`."""
-        with tempfile.TemporaryDirectory(prefix="fairstream-trace-") as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="fairstream-trace-", ignore_cleanup_errors=True
+        ) as folder:
             outcome = await self._traced(Trace(folder=folder, steps=steps, seconds=seconds))
             if outcome != "written":
                 return Timeline(outcome)

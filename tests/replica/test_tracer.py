@@ -9,8 +9,8 @@ import pytest
 
 from replica.device.stream import HostDevice
 from replica.messages import Trace, Traced, decode_command, encode
+from replica.timeline.engine_trace import EngineTrace
 from replica.timeline.make import make
-from replica.timeline.records import Record
 from tests import timelines
 from tests.script import Bench, submit
 
@@ -109,7 +109,7 @@ def test_a_second_trace_at_a_time_is_refused_and_a_later_one_is_not(bench, tmp_p
         ("c", "written"),
     ]
     assert not any(folders[1].iterdir())
-    names = [request.name for request in Record.read(folders[2]).requests]
+    names = [request.name for request in EngineTrace.read(folders[2]).requests]
     assert names == ["b"], "nothing is left of the trace before"
 
 
@@ -122,7 +122,7 @@ def test_a_folder_that_is_gone_ends_the_trace_and_nothing_else(bench, tmp_path):
 
 def test_a_device_that_cannot_record_fails_the_trace_and_nothing_else(bench, tmp_path):
     class Deaf(HostDevice):
-        def start_recording(self) -> None:
+        def start_trace(self) -> None:
             raise RuntimeError("no profiler here")
 
     engine = bench(device=Deaf())

@@ -24,7 +24,7 @@ from replica.messages import (
     Traced,
     TraceOutcome,
 )
-from replica.timeline.records import Record, Recording
+from replica.timeline.engine_trace import DeviceTrace, EngineTrace
 
 Key = tuple[str, int]
 
@@ -103,7 +103,7 @@ class ScriptedEngine(EngineClient):
         """End the traces that were ordered. There is nothing in them."""
         for one in self.traces:
             if outcome == "written":
-                Record("cpu", 0, 1, Recording([]), [], [], 0).write(Path(one.folder))
+                EngineTrace("cpu", 0, 1, DeviceTrace([]), [], [], 0).write(Path(one.folder))
             self._traced += (Traced(folder=one.folder, outcome=outcome),)
         self.traces = []
         self._news.set()

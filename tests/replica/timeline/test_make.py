@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from replica.timeline.engine_trace import PROFILE, DeviceTrace, EngineTrace, Request, Span, Step
 from replica.timeline.make import TIMELINE, make
 from replica.timeline.profile import read_profile
-from replica.timeline.records import PROFILE, Record, Recording, Request, Span, Step
 from tests import timelines
 
 OFFSET_US = 5_000_000.0
@@ -23,7 +23,7 @@ STREAMS = {7: "h2d", 9: "compute", 5: "d2h"}
 
 
 class Steps:
-    """Events of a profile and spans of a record. Times: microseconds on the host's clock."""
+    """Events of a profile and spans of a trace. Times: microseconds on the host's clock."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -32,7 +32,7 @@ class Steps:
         self.requests: list[Request] = []
         self.marks: list[int] = []
         self._correlation = 0
-        # The last mark runs first, and another recording's mark of later is none of ours.
+        # The last mark runs first.
         for place, stream in enumerate(STREAMS):
             self.marks.append(1000 * (10 * place + 2) + 500)
             self.run("spin_kernel(long)", stream, 40 - place, 1, called=10 * place + 2)
@@ -59,13 +59,13 @@ class Steps:
         times = [(1000 * begin, 1000 * end)]
         self.steps.append(Step(number, kind, 2, 2, times, 1000 * bubble))
 
-    def record(self, compiled: int = 0, allocations: int = 0) -> Record:
-        recording = Recording(self.spans, tuple(self.marks), allocations)
+    def trace(self, compiled: int = 0, allocations: int = 0) -> EngineTrace:
+        seen = DeviceTrace(self.spans, tuple(self.marks), allocations)
         ended = max(span.end_ns for span in self.spans)
-        return Record("cuda", 0, ended, recording, self.steps, self.requests, compiled)
+        return EngineTrace("cuda", 0, ended, seen, self.steps, self.requests, compiled)
 
-    def write(self, folder: Path, **of_record: int) -> None:
-        self.record(**of_record).write(folder)
+    def write(self, folder: Path, **of_trace: int) -> None:
+        self.trace(**of_trace).write(folder)
         other = {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}}
         sync = {
             "ph": "X",
@@ -174,7 +174,7 @@ def test_hazards_are_named_where_they_are_seen(tmp_path, hazard):
     timeline = make(tmp_path, "engine")
     timelines.check(timeline)
     assert timeline["otherData"]["hazards"] == [f"{hazard} (1 times)"]
-    [seen] = timelines.lane(timeline, "hazards")
+    [seen] = timelines.of_kind(timeline["traceEvents"], "i")
     assert seen["name"] == hazard
     assert seen["ts"] in (335, 350)
 
@@ -190,7 +190,7 @@ def test_allocations_and_compilations_are_counted(tmp_path):
 def test_a_clean_profile_has_no_hazards(tmp_path):
     made = two_steps()
     made.write(tmp_path)
-    profile = read_profile(tmp_path / PROFILE, made.record().recording)
+    profile = read_profile(tmp_path / PROFILE, made.trace().device_trace)
     assert profile.violations() == []
     assert profile.lanes == STREAMS
     assert profile.offset_us == pytest.approx(OFFSET_US, abs=0.01)

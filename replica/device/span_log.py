@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from replica.timeline.records import Span
+from replica.timeline.engine_trace import Span
 
 
-class Recorder:
+class SpanLog:
     """Of one device. Spans are those of one thread, work may be done by others."""
 
     def __init__(self) -> None:
@@ -49,13 +49,13 @@ class Recorder:
 
 
 class _Timed(AbstractContextManager[None]):
-    def __init__(self, recorder: Recorder, spans: list[Span], name: str) -> None:
-        self._recorder, self._spans, self._name = recorder, spans, name
+    def __init__(self, log: SpanLog, spans: list[Span], name: str) -> None:
+        self._log, self._spans, self._name = log, spans, name
 
     def __enter__(self) -> None:
-        self._outer, self._recorder._name = self._recorder._name, self._name
+        self._outer, self._log._name = self._log._name, self._name
         self._began = time.perf_counter_ns()
 
     def __exit__(self, *failure: object) -> None:
         self._spans.append(Span("", self._name, self._began, time.perf_counter_ns()))
-        self._recorder._name = self._outer
+        self._log._name = self._outer

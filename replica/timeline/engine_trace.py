@@ -9,7 +9,7 @@ import msgspec
 
 STREAMS = ("h2d", "compute", "d2h")
 """The streams of a pipeline, by their names."""
-RECORD, PROFILE = "record.msgpack", "profile.json"
+TRACE, PROFILE = "trace.msgpack", "profile.json"
 """Files of a traced engine in the folder that it was given; the second one of a GPU only, as
 torch's profiler writes it."""
 
@@ -35,7 +35,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return int(number) if number else None
 
 
-class Recording(msgspec.Struct, frozen=True):
+class DeviceTrace(msgspec.Struct, frozen=True):
     """What a device saw."""
 
     spans: list[Span]
@@ -71,14 +71,14 @@ class Request(msgspec.Struct):
     """The step that sampled it."""
 
 
-class Record(msgspec.Struct, frozen=True):
+class EngineTrace(msgspec.Struct, frozen=True):
     """All that was kept."""
 
     device: str
     """Its type: "cpu" or "cuda"."""
     began_ns: int
     ended_ns: int
-    recording: Recording
+    device_trace: DeviceTrace
     steps: list[Step]
     requests: list[Request]
     compiled: int
@@ -90,9 +90,9 @@ class Record(msgspec.Struct, frozen=True):
 
     def write(self, folder: Path) -> None:
         """Raises OSError."""
-        (folder / RECORD).write_bytes(msgspec.msgpack.encode(self))
+        (folder / TRACE).write_bytes(msgspec.msgpack.encode(self))
 
     @classmethod
-    def read(cls, folder: Path) -> Record:
+    def read(cls, folder: Path) -> EngineTrace:
         """Raises OSError, msgspec.DecodeError."""
-        return msgspec.msgpack.decode((folder / RECORD).read_bytes(), type=cls)
+        return msgspec.msgpack.decode((folder / TRACE).read_bytes(), type=cls)
