@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def write(made: dict[str, Any], path: Path) -> None:
 def main() -> None:
     folder, title = Path(sys.argv[1]), sys.argv[2]
     os.nice(10)
+    with suppress(OSError):  # where memory is short, this is what may go
+        Path("/proc/self/oom_score_adj").write_text("1000")
     write(make(folder, title), folder / TIMELINE)
 
 
