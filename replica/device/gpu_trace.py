@@ -27,7 +27,10 @@ class GpuProfiler:
         """Starts. Raises RuntimeError where there is no profiling."""
         # Of operators of torch nothing is kept: that would slow the host's launches down.
         self._profile = profile(activities=[ProfilerActivity.CUDA])
-        self._profile.start()
+        try:
+            self._profile.start()
+        except AssertionError as error:  # torch was built without, say
+            raise RuntimeError(f"torch does not profile here: {error}") from error
         self._before = _num_allocations()
         marks = []
         for stream in streams:
