@@ -32,10 +32,11 @@ def check(timeline: Timeline) -> None:
 
 def _check_slices(events: list[Timeline]) -> None:
     """No slice overlaps another one of its lane: viewers would put one into the other."""
-    until: dict[int, float] = {}
+    until: dict[int, int] = {}
     for event in sorted(of_kind(events, "X"), key=lambda event: event["ts"]):
-        assert event["ts"] >= until.get(event["tid"], 0.0) - 0.002, event  # digits that are cut
-        until[event["tid"]] = event["ts"] + event["dur"]
+        begin, lasts = (round(1000 * event[name]) for name in ("ts", "dur"))  # as viewers count
+        assert begin >= until.get(event["tid"], 0), event
+        until[event["tid"]] = begin + lasts
 
 
 def _check_arrows(events: list[Timeline]) -> None:

@@ -89,9 +89,11 @@ def _event(kind: str, name: str, us: float, lane: str = LANES[0], **more: Any) -
 
 
 def _slice(lane: str, name: str, start: float, end: float, **more: Any) -> dict[str, Any]:
-    """It may not begin before the trace does: viewers want no negative time."""
+    """It may not begin before the trace does: viewers want no negative time. Nor may it reach into
+    the next one by a digit that was cut."""
     start = max(start, 0.0)
-    return _event("X", name, start, lane, dur=round(max(end - start, 0.0), 3), **more)
+    dur = round(max(round(end, 3) - round(start, 3), 0.0), 3)
+    return _event("X", name, start, lane, dur=dur, **more)
 
 
 def _slot(lane: str, step: int, start: float, end: float, **more: Any) -> dict[str, Any]:
