@@ -20,8 +20,8 @@ from benchmarks.overlap import PROFILED, traced
 from benchmarks.report import Report
 from benchmarks.shapes import SHAPES, floor_ms, random_decoder
 from replica.device.cuda import CudaDevice
-from replica.device.gpu_trace import Trace
 from replica.model.decoder import Decoder
+from replica.timeline.profile import Profile
 
 GROUPS = {
     "products": ("_product", "gemm", "cutlass", "nvjet", "splitK", "cublas"),
@@ -40,18 +40,17 @@ def group_of(kernel: str) -> str:
     return "sampling and small kernels"
 
 
-def breakdown(trace: Trace) -> dict[str, float]:
+def breakdown(trace: Profile) -> dict[str, float]:
     """Microseconds per step by group. Kernels that overlap are not counted twice: each gets the
     time by which it ended later than all before it."""
     found: dict[str, float] = defaultdict(float)
-    until = float(trace.device[0]["ts"])
-    for event in sorted(trace.device, key=lambda e: e["ts"] + e["dur"]):
-        end = float(event["ts"] + event["dur"])
-        found[group_of(event["name"])] += end - max(until, float(event["ts"]))
-        found["idle"] += max(0.0, float(event["ts"]) - until)
-        until = end
+    until = trace.device[0].ts
+    for event in sorted(trace.device, key=lambda event: event.end):
+        found[group_of(event.name)] += event.end - max(until, event.ts)
+        found["idle"] += max(0.0, event.ts - until)
+        until = event.end
     ranked = sorted(found.items(), key=lambda pair: -pair[1])
-    return {group: us / trace.steps for group, us in ranked}
+    return {group: us / PROFILED for group, us in ranked}
 
 
 def measure(report: Report, decoder: Decoder, device: CudaDevice, case: Case, runs: int) -> None:

@@ -13,8 +13,9 @@ from benchmarks.bench_engine import MODES, BenchEngine, Window, engines
 from benchmarks.report import Report, parser
 from benchmarks.shapes import SHAPES, random_decoder
 from replica.device.cuda import CudaDevice
-from replica.device.gpu_trace import Trace, record
+from replica.device.gpu_trace import record
 from replica.model.decoder import Decoder
+from replica.timeline.profile import Profile
 
 PROFILED = 50
 
@@ -41,7 +42,7 @@ def print_graphs(engine: BenchEngine) -> None:
         )
 
 
-def traced(engine: BenchEngine, device: CudaDevice, prompt: int) -> Trace:
+def traced(engine: BenchEngine, device: CudaDevice, prompt: int) -> Profile:
     """Steps in the middle of decoding."""
     before = engine.engine.scheduler.counts["prompt_tokens"]
     total = engine.submit(prompt, 4 * PROFILED, seed=1)

@@ -8,37 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
 from benchmarks.fair_simulation import ours
 from benchmarks.sim_engine import Policy, Simulation
 from benchmarks.sim_policies import Fcfs
 from benchmarks.sim_scenarios import Scenario, scenarios
+from benchmarks.svg import BLUE, ORANGE, RED, TEXT, WIDTH, svg, words
 from router.policy import FairPolicy
 
 RESULT = Path("benchmarks/results/overlap.json")
 SHAPE = "llama-1b"
-TEXT, BLUE, ORANGE, RED = "#768390", "#4c8dd6", "#d9822b", "#d0524a"
-"""Neither dark nor light."""
-WIDTH = 860
 LEFT, STEPS, FLOOD_AT_S = 150, 4, 30.0
 Dot = tuple[float, float]
-
-
-def svg(height: int, title: str, parts: Iterable[str]) -> str:
-    """A picture of WIDTH x height."""
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="{TEXT}">'
-    )
-    return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>", ""])
-
-
-def words(x: float, y: float, text: str, style: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
 
 
 def bar(x: float, y: float, width: float, colour: str, text: str = "") -> str:

@@ -30,6 +30,7 @@ from replica.messages import (
     StepReport,
     Stop,
     Submit,
+    Trace,
 )
 from replica.model.runner import ModelRunner
 from replica.pipeline import Pipeline
@@ -40,6 +41,7 @@ from replica.scheduling.cost_fit import CostFit
 from replica.scheduling.rows import Rows
 from replica.scheduling.scheduler import Scheduler
 from replica.scheduling.sequence import Key, Sequence
+from replica.tracer import Tracer
 from replica.validation import check_stops, check_submit
 from replica.watchdog import Watchdog
 
@@ -110,6 +112,7 @@ class Engine:
         self.pipeline = Pipeline(runner, sizes, device, on_idle, graphs)
         self.masks = MaskBuilder(self.rows)
         self.watchdog = Watchdog()
+        self.tracer = Tracer(device)
         # Not a bound method: an engine that refers to itself keeps its device memory until some
         # garbage collection.
         self._step = Engine.step if config.overlap else Engine.step_synchronously
@@ -140,6 +143,7 @@ class Engine:
     def advance(self) -> None:
         """One turn of the loop, of the kind that the configuration asks for."""
         self._step(self)
+        self.tracer.end_turn()
 
     @property
     def busy(self) -> bool:
@@ -147,7 +151,7 @@ class Engine:
         return (
             self.scheduler.has_work
             or self.pipeline.in_flight is not None
-            or bool(self._refused or self.scheduler.outputs)
+            or bool(self._refused or self.scheduler.outputs or self.tracer.ended)
         )
 
     def step(self) -> None:
@@ -188,7 +192,10 @@ class Engine:
 
     def _book(self, batch: Batch) -> None:
         """Account for a step's time while its rows are as it left them."""
-        busy_ns = sum(self.idle.computed(*interval) for interval in self.pipeline.timing(batch))
+        intervals = self.pipeline.timing(batch)
+        busy_ns = sum(self.idle.computed(*interval) for interval in intervals)
+        replayed = self.pipeline.is_replayed(batch)
+        self.tracer.computed(batch, intervals, self.idle.bubble_ns, replayed=replayed)
         self._surplus_ns += attribute_time(self.rows, batch, self.pipeline.padding(batch), busy_ns)
         if self._fit is None:
             return
@@ -200,8 +207,10 @@ class Engine:
     # Commands
 
     def _receive(self) -> None:
-        for command in self._channel.receive(0.0 if self.busy else IDLE_REPORT_S):
-            self._handle(command)
+        commands = self._channel.receive(0.0 if self.busy else IDLE_REPORT_S)
+        with self._device.span("receive"):
+            for command in commands:
+                self._handle(command)
 
     def _handle(self, command: Command | Malformed) -> None:
         match command:
@@ -215,6 +224,8 @@ class Engine:
                 self._stopping = True
                 if not command.drain:
                     self.scheduler.abort_all()
+            case Trace():
+                self.tracer.start(command, self.scheduler.num_steps, self.idle.bubble_ns)
 
     def _submit(self, submit: Submit | Malformed) -> None:
         """A repeated submit, or one that its own abort has overtaken, starts nothing."""
@@ -227,6 +238,7 @@ class Engine:
             self._refuse(submit, str(error))
             return
         self.idle.work_arrived(time.perf_counter_ns())
+        self.tracer.arrived(key)
         self.scheduler.add(sequence)
         if key not in self.scheduler:  # complete already: its end is told with the next report
             self._remember(key)
@@ -273,8 +285,11 @@ class Engine:
         for ended in outputs:
             if ended.finish_reason is not None:
                 self._remember((ended.request_id, ended.attempt))
-        if outputs or output is not None or not self.busy:
-            self._channel.send(StepReport(outputs=outputs, stats=self.stats()))
+        with self._device.span(f"deliver {output.batch.step if output else ''}"):
+            traced = self.tracer.delivered(output, outputs)
+            if outputs or traced or output is not None or not self.busy:
+                stats = self.stats()
+                self._channel.send(StepReport(outputs=outputs, stats=stats, traced=traced))
 
     def stats(self) -> Stats:
         self.idle.book_idle(time.perf_counter_ns())

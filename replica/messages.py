@@ -19,6 +19,8 @@ TOO_COMPLEX = "its grammar became too complex to follow"
 """The error of a sequence whose grammar is at fault, and not the engine."""
 MAX_LOGPROBS = 20
 """Most alternatives that can be returned for a token."""
+MAX_TRACED_STEPS, MAX_TRACED_S = 300, 20.0
+"""Longest trace. While an engine writes one, its requests stand still."""
 MAX_BIASES = 300
 """Most tokens that one request may bias: they lie in a table of this width."""
 
@@ -127,7 +129,17 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     drain: bool = True
 
 
-Command: TypeAlias = Submit | Abort | Backlog | Stop
+class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
+    """Keep what the next steps do, and write it to files (`replica.timeline.engine_trace`)."""
+
+    folder: str
+    """Of this machine."""
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_TRACED_STEPS)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=MAX_TRACED_S)]
+    """Whatever steps there were by then."""
+
+
+Command: TypeAlias = Submit | Abort | Backlog | Stop | Trace
 
 
 class Malformed(msgspec.Struct, frozen=True):
@@ -299,11 +311,24 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     none."""
 
 
-class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+TraceOutcome: TypeAlias = Literal["written", "busy", "failed"]
+""""busy": another one was under way, and this one never began."""
+
+
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a trace."""
+
+    folder: str
+    outcome: TraceOutcome
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="report"):
     """One message per step, whatever the batch size; also sent once a second when idle."""
 
     outputs: list[Output]
     stats: Stats
+    traced: tuple[Traced, ...] = ()
+    """Traces that have ended."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -161,12 +161,12 @@ class Pipeline:
         timing.forward_end.record()
         with self._device.span(f"masks {batch.step}"):
             fill(batch, lane.slot.host_mask())
-        self._h2d.run(lane.slot.upload_mask)
-        # Producer: mask upload. Consumer: sampling. Else it would use the mask of step N-2.
-        lane.mask_done.record()
-        lane.mask_done.block(self._compute)
-        timing.sampling_start.record()
-        self._sample(batch, lane, timing)
+            self._h2d.run(lane.slot.upload_mask)
+            # Producer: mask upload. Consumer: sampling. Else it would use the mask of step N-2.
+            lane.mask_done.record()
+            lane.mask_done.block(self._compute)
+            timing.sampling_start.record()
+            self._sample(batch, lane, timing)
 
     def collect(self, batch: Batch | None) -> StepOutput | None:
         """Wait for a step's results: the only place where the CPU blocks."""
@@ -202,6 +202,10 @@ class Pipeline:
         """Rows that the forward of a step computes for nobody."""
         count = len(batch.samples)
         return self._graphs.padded(count) - count if batch.decodes_only else 0
+
+    def is_replayed(self, batch: Batch) -> bool:
+        """The forward of a step was recorded as a graph."""
+        return batch.decodes_only and self._graphs.padded(len(batch.samples)) in self._graphs.sizes
 
     def close(self) -> None:
         """Let enqueued work end and give the streams up."""

@@ -17,6 +17,7 @@ from functools import partial
 import msgspec
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware import Middleware
 
@@ -33,6 +34,7 @@ from serve_app.fleet.liveness import LivenessCheck
 from serve_app.fleet.membership import Membership
 from serve_app.fleet.replica_link import Key
 from serve_app.fleet.step_streams import StepStreams
+from serve_app.fleet.timelines import WRITE_S, FleetTimelines, Timeline
 from serve_app.http.admin import AdminApi
 from serve_app.http.api import create_app
 from serve_app.http.disconnects import Disconnects
@@ -83,11 +85,10 @@ class Ingress:
             on_notice=self._take,
             answers=lambda: self._departure.answers,
         )
+        self._calls = {model: _Calls(handle) for model, handle in replicas.items()}
         self._streams = {
-            model: StepStreams(
-                self._name, _Calls(handle), partial(self._withdraw, model), self._client
-            )
-            for model, handle in replicas.items()
+            model: StepStreams(self._name, calls, partial(self._withdraw, model), self._client)
+            for model, calls in self._calls.items()
         }
         self._refusals: Counter[tuple[str, str]] = Counter()
         self._metrics = IngressMetrics()
@@ -132,6 +133,7 @@ class Ingress:
                 requests=self._admission.open_requests.remote,
                 pause=self._admission.pause_tenant.remote,
                 stop=self._admission.stop_request.remote,
+                trace=FleetTimelines(self._streams, self._trace).record,
             )
             layers.append(admin)
         if self._config.admin_keys or self._config.metrics_from:
@@ -190,6 +192,13 @@ class Ingress:
         except Exception as error:
             logger.warning("Metrics are of this ingress alone, Admission did not answer: %r", error)
         return await asyncio.to_thread(exposition, sources, self._config.vllm_metrics)
+
+    async def _trace(self, model: str, replica: str, steps: int, seconds: float) -> Timeline:
+        call = self._calls[model].trace(replica, steps, seconds)
+        try:
+            return await answered(call, seconds + 2 * WRITE_S)
+        except ReplicaUnavailableError:
+            return Timeline("unknown")
 
     def _shut_down(self) -> None:
         """End all that waits or runs: in a moment this process is gone."""
@@ -266,6 +275,10 @@ class _Calls:
 
     async def abort(self, replica: str, ingress: str, keys: list[Key]) -> None:
         await self._unary.abort.remote(replica, ingress, keys)
+
+    async def trace(self, replica: str, steps: int, seconds: float) -> Timeline:
+        found: Timeline = await self._unary.trace.remote(replica, steps, seconds)
+        return found
 
     async def steps(
         self, replica: str, ingress: str, offsets: dict[Key, int]

@@ -27,6 +27,7 @@ from serve_app.fleet.engine_host import EngineHost
 from serve_app.fleet.liveness import LivenessCheck
 from serve_app.fleet.membership import Membership
 from serve_app.fleet.output_feed import Key
+from serve_app.fleet.timelines import Timeline
 from serve_app.scaling.signals import LoadMeter
 from serve_app.telemetry.exposition import Source
 from serve_app.telemetry.metrics import PERIOD_S, ReplicaMetrics
@@ -99,6 +100,11 @@ class Replica:
     async def stats(self, replica: str) -> Stats:
         """What the engine reported last."""
         return self._host.stats
+
+    async def trace(self, replica: str, steps: int, seconds: float) -> Timeline:
+        """Of the engine's next steps."""
+        title = f"{self._model} {self._name}"
+        return await self._host.timelines.record(steps, seconds, title)
 
     def record_autoscaling_stats(self) -> dict[str, int | float]:
         """Serve calls this where the number of replicas follows the load."""

@@ -11,11 +11,15 @@ import contextlib
 import gc
 import time
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from replica.device.gpu_trace import GpuProfiler
+from replica.device.span_log import SpanLog
 from replica.device.stream import Stream, StreamFailure, Work
+from replica.timeline.engine_trace import STREAMS, DeviceTrace
 
 WARM_UP_RUNS = 2
 """Runs before a recording: the first compiles kernels and chooses algorithms, the last is timed."""
@@ -136,6 +140,8 @@ class CudaDevice:
         self.memory = torch.device("cuda", index)
         torch.cuda.set_device(self.memory)
         self._streams: dict[str, CudaStream] = {}
+        self._log = SpanLog()
+        self._profiler: GpuProfiler | None = None
         # Uploads are short and wait for nothing: that stream is idle nearly always.
         self._clock = CudaClock(self.stream("h2d"))
         self._compiled = 0
@@ -155,7 +161,19 @@ class CudaDevice:
         target.copy_(source, non_blocking=True)
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        return NvtxRange(name)
+        return self._log.span(name) if self._log.on else NvtxRange(name)
+
+    def start_trace(self) -> None:
+        self._profiler = GpuProfiler([self.stream(name) for name in STREAMS])
+        self._log.start()
+
+    def stop_trace(self, profile: Path) -> DeviceTrace:
+        """Waits for what is enqueued, and writes for as long as there is much to tell: a second for
+        100,000 kernels and calls, say."""
+        profiler, self._profiler = self._profiler, None
+        spans = self._log.stop()
+        assert profiler is not None
+        return DeviceTrace(spans, profiler.marks_ns, profiler.stop(profile))
 
     def settle(self) -> None:
         torch.cuda.synchronize(self.memory)

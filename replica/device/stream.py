@@ -13,11 +13,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
+
+from replica.device.span_log import SpanLog
+from replica.timeline.engine_trace import DeviceTrace
 
 Work: TypeAlias = Callable[[], None]
 
@@ -70,7 +74,14 @@ class Device(Protocol):
         """Between host and device, as work of a stream. Of equal shape and type."""
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        """Names what is enqueued inside, for a profiler."""
+        """Names what is enqueued inside, for a profiler. name: "PHASE", or "PHASE STEP"."""
+
+    def start_trace(self) -> None:
+        """Keep what spans and streams do from now on. Raises RuntimeError where that fails."""
+
+    def stop_trace(self, profile: Path) -> DeviceTrace:
+        """What they have done. What a GPU did is written to `profile`. Raises RuntimeError or
+        OSError where that fails."""
 
     def settle(self) -> None:
         """Block until all work enqueued so far is done. For the start of an engine only."""
@@ -94,15 +105,18 @@ class _Point:
 class HostStream:
     """A FIFO worker thread. `delay`, if given, runs before each piece of work (race tests)."""
 
-    def __init__(self, name: str, delay: Work | None = None) -> None:
+    def __init__(self, name: str, log: SpanLog, delay: Work | None = None) -> None:
         self._queue: SimpleQueue[Work | _Point | None] = SimpleQueue()
-        self._delay = delay
+        self._name, self._log, self._delay = name, log, delay
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
     def run(self, work: Work) -> None:
-        self._queue.put(work)
+        self._queue.put(self._log.timed(self._name, work))
+
+    def wait_for(self, point: _Point) -> None:
+        self._queue.put(lambda: _await(point))
 
     def mark(self, point: _Point) -> None:
         self._queue.put(point)
@@ -141,8 +155,9 @@ class HostEvent:
 
     def block(self, stream: Stream) -> None:
         point = self._newest
+        assert isinstance(stream, HostStream)
         if point is not None:
-            stream.run(lambda: _await(point))
+            stream.wait_for(point)
 
     def synchronize(self) -> None:
         if self._newest is not None:
@@ -169,9 +184,10 @@ class HostDevice:
 
     def __init__(self, delay: Work | None = None) -> None:
         self._delay = delay
+        self._log = SpanLog()
 
     def stream(self, name: str) -> HostStream:
-        return HostStream(name, self._delay)
+        return HostStream(name, self._log, self._delay)
 
     def event(self, stream: Stream, *, timed: bool = False) -> HostEvent:
         assert isinstance(stream, HostStream)
@@ -183,7 +199,14 @@ class HostDevice:
         np.copyto(target.numpy(), source.numpy())
 
     def span(self, name: str) -> AbstractContextManager[None]:
-        return nullcontext()
+        return self._log.span(name) if self._log.on else nullcontext()
+
+    def start_trace(self) -> None:
+        self._log.start()
+
+    def stop_trace(self, profile: Path) -> DeviceTrace:
+        """Work on host streams is kept beside the spans: there is nothing for `profile`."""
+        return DeviceTrace(self._log.stop())
 
     def settle(self) -> None:
         """Host memory is there when its allocation returns."""

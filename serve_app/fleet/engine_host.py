@@ -28,6 +28,7 @@ from replica.messages import (
 from serve_app.fleet import background
 from serve_app.fleet.hang_detection import HangDetector, core_waits
 from serve_app.fleet.output_feed import Key, OutputFeed
+from serve_app.fleet.timelines import Timelines
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class EngineHost:
         """Why the engine is gone, if it is."""
         self.stats = Stats()
         """What the engine reported last."""
+        self.timelines = Timelines(engine.send)
         self._engine = engine
         self._feeds: dict[str, OutputFeed] = {}
         self._owners: dict[Key, OutputFeed] = {}
@@ -154,6 +156,7 @@ class EngineHost:
             async for report in self._engine.events():
                 self._hang.heard()
                 self.stats = report.stats
+                self.timelines.take(report.traced)
                 for output in report.outputs:
                     self._record(output)
             self._fail("the engine process ended")
@@ -165,6 +168,8 @@ class EngineHost:
         looked_at = time.monotonic()
         while self._hang.counted_s < ENGINE_SILENCE_S:
             await asyncio.sleep(look_s)
+            if self.timelines.awaited:
+                self._hang.heard()  # it may well be writing one
             now = time.monotonic()
             self._hang.look(now - looked_at, core_waits(self._engine.pid))
             looked_at = now
@@ -174,6 +179,7 @@ class EngineHost:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         logger.error("The engine is gone: %s", reason)
+        self.timelines.fail()
         for feed in self._feeds.values():
             feed.wake()
 

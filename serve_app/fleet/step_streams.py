@@ -34,6 +34,11 @@ class StepStreams:
         return {name: link.ready for name, link in self._links.items() if link.ready}
 
     @property
+    def num_sequences(self) -> dict[str, int]:
+        """By name of each replica that is up, how many of this ingress run there."""
+        return {name: len(link.sequences) for name, link in self._links.items() if link.ready}
+
+    @property
     def idle(self) -> bool:
         """No sequence runs on any replica."""
         return not any(link.sequences for link in self._links.values())

@@ -1,6 +1,6 @@
 """What administrators may read: `GET /admin/tenants`, `/admin/requests`, `/admin/usage`,
 `/admin/scaling`; and do: `POST /admin/tenants/ID/pause` and `.../resume`,
-`DELETE /admin/requests/ID`.
+`DELETE /admin/requests/ID`, `POST /admin/trace`.
 
 ASGI middleware around the application: exactly these paths are its own, and only a key for
 administrators opens them. Where there is no such key, they do not exist. It shows no API key
@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from router.cost import Cost, UsageReport, gpu_dollars, gpu_seconds
 from router.messages import Outcome
 from router.pricing import MICRO
 from router.store import SUMS, UsageRow, gpu_micros
+from serve_app.http import timeline
 from serve_app.http.auth import bearer_key, unauthorized
 from serve_app.protocol.errors import ApiError, from_exception, invalid
 
@@ -60,6 +62,7 @@ class AdminApi:
         requests: Requests,
         pause: Pause,
         stop: Stop,
+        trace: timeline.Trace,
     ) -> None:
         """pause: a tenant, or with False resumes it; False if there is none. stop: a request;
         returns how many sequences that ends."""
@@ -73,6 +76,7 @@ class AdminApi:
             ("GET", "/admin/scaling", self._list_scaling),
             ("POST", "/admin/tenants/(.+)/(pause|resume)", self._pause_tenant),
             ("DELETE", "/admin/requests/(.+)", self._stop_request),
+            ("POST", "/admin/trace", partial(timeline.answer, trace)),
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

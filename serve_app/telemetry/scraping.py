@@ -1,8 +1,10 @@
-"""Reads `GET /metrics` of a running server, for commands that tell what it does."""
+"""Asks a running server for its metrics and more, for commands that tell what it does."""
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import time
 from http.client import HTTPException
 from typing import Any
@@ -34,17 +36,36 @@ _opener = build_opener(_NoRedirects)
 
 
 def fetch(url: str, key: str) -> Scrape:
-    """Raises Unreadable."""
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    """The metrics. Raises Unreadable."""
     try:
-        with _opener.open(Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
-            text = answer.read(MAX_BYTES).decode()
-        return scrape(text, time.monotonic())
-    except HTTPError as error:
-        hint = f": {KEY} is to hold a key of an administrator" if error.code == 401 else ""
-        raise Unreadable(f"{url} answers {error.code}{hint}") from None
-    except (OSError, HTTPException, ValueError) as error:
+        return scrape(ask(Request(url), key).decode(), time.monotonic())
+    except ValueError as error:
         raise Unreadable(f"{url} cannot be read: {plain(str(error))}") from None
+
+
+def ask(request: Request, key: str, timeout_s: float = TIMEOUT_S) -> bytes:
+    """The body of the answer, at most MAX_BYTES as it comes. Raises Unreadable."""
+    url = request.full_url
+    if key:
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    try:
+        with _opener.open(request, timeout=timeout_s) as answer:
+            body: bytes = answer.read(MAX_BYTES)
+            packed = answer.headers.get("Content-Encoding") == "gzip"
+            return gzip.decompress(body) if packed else body
+    except HTTPError as error:
+        hint = f"{KEY} is to hold a key of an administrator" if error.code == 401 else _why(error)
+        raise Unreadable(f"{url} answers {error.code}{hint and ': '}{hint}") from None
+    except (OSError, EOFError, HTTPException, ValueError) as error:
+        raise Unreadable(f"{url} cannot be read: {plain(str(error))}") from None
+
+
+def _why(error: HTTPError) -> str:
+    """What the server says, if it is one of ours."""
+    try:
+        return plain(str(json.loads(error.read(MAX_BYTES))["error"]["message"]))
+    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        return ""
 
 
 def metrics_url(text: str) -> str:

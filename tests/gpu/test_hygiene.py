@@ -39,8 +39,8 @@ def test_steady_steps_break_no_rule(runner, device, sizes, overlap, sampling):
     trace = record(device, engine.engine.advance, STEPS)
     assert trace.violations() == []
     assert len(trace.device) > 5 * STEPS
-    assert len(trace.streams) == 3
-    assert {event["args"]["stream"] for event in trace.device} == trace.streams
+    assert len(trace.lanes) == 3
+    assert {event.stream for event in trace.device} == set(trace.lanes)
     engine.run()
     engine.close()
 

@@ -57,7 +57,7 @@ def test_each_phase_of_each_step_has_a_span_for_a_profiler():
     engine.run(submit("a", (1, 2), max_tokens=3))
     engine.close()
     phases = [name for name in device.names if name.endswith(" 1")]
-    assert phases == ["schedule 1", "launch 1", "wait 1", "update 1"]
+    assert phases == ["schedule 1", "launch 1", "wait 1", "update 1", "deliver 1"]
 
 
 def test_a_block_that_is_not_full_counts_as_fragmentation():

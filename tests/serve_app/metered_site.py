@@ -24,6 +24,7 @@ from serve_app.fleet.admission_client import AdmissionClient
 from serve_app.fleet.fleet import Fleet
 from serve_app.fleet.orders import OrderBook
 from serve_app.fleet.step_streams import StepStreams
+from serve_app.fleet.timelines import FleetTimelines, Timeline
 from serve_app.http.admin import AdminApi
 from serve_app.http.api import create_app
 from serve_app.http.models import Offer
@@ -110,7 +111,7 @@ async def metered_site(
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
     app = create_app([offer], configured.find_by_key, limits, refused=client.early_refusals.refused)
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
-    app.add_middleware(AdminApi, **_administration(admission, client, streams))
+    app.add_middleware(AdminApi, **_administration(admission, client, streams, transport))
     refusals: Counter[tuple[str, str]] = Counter()
     app.add_middleware(Records, refusals=refusals)
     with socket.socket() as listener:
@@ -141,7 +142,10 @@ async def metered_site(
 
 
 def _administration(
-    admission: AdmissionInProcess, client: AdmissionClient, streams: StepStreams
+    admission: AdmissionInProcess,
+    client: AdmissionClient,
+    streams: StepStreams,
+    transport: Transport,
 ) -> dict[str, Any]:
     """What `AdminApi` asks for. Orders reach the ingress at once."""
     store, book = SqliteStore(":memory:"), OrderBook()
@@ -173,8 +177,12 @@ def _administration(
         streams.stop(client.obey(book.orders))
         return found
 
+    async def record(model: str, replica: str, steps: int, seconds: float) -> Timeline:
+        return await transport.hosts[replica].timelines.record(steps, seconds, replica)
+
     return {
         "is_admin": lambda key: key == ADMIN_KEY,
+        "trace": FleetTimelines({"text": streams}, record).record,
         "tenants": states,
         "usage": usage,
         "scaling": scaling,

@@ -7,10 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from replica.client import EngineClient, EngineFailed
 from replica.config import EngineConfig
-from replica.messages import Abort, Command, FinishReason, Output, Ready, Stats, StepReport, Submit
+from replica.messages import (
+    Abort,
+    Command,
+    FinishReason,
+    Output,
+    Ready,
+    Stats,
+    StepReport,
+    Submit,
+    Trace,
+    Traced,
+    TraceOutcome,
+)
+from replica.timeline.engine_trace import DeviceTrace, EngineTrace
 
 Key = tuple[str, int]
 
@@ -50,6 +64,9 @@ class ScriptedEngine(EngineClient):
         self.known: set[Key] = set()
         self.commands: list[Command] = []
         self._step_s = float(config.model)
+        self.traces: list[Trace] = []
+        """Ordered, and not ended."""
+        self._traced: tuple[Traced, ...] = ()
         self._aborted: list[Output] = []
         self._given_up: dict[str, str] = {}
         self._failure = ""
@@ -78,6 +95,17 @@ class ScriptedEngine(EngineClient):
             self.known.add(key)
             if (run := self.running.pop(key, None)) is not None:
                 self._aborted.append(Output(*key, 0, (), "abort", gpu_s=bill(*run)))
+        elif isinstance(command, Trace):
+            self.traces.append(command)
+        self._news.set()
+
+    def trace(self, outcome: TraceOutcome = "written") -> None:
+        """End the traces that were ordered. There is nothing in them."""
+        for one in self.traces:
+            if outcome == "written":
+                EngineTrace("cpu", 0, 1, DeviceTrace([]), [], [], 0).write(Path(one.folder))
+            self._traced += (Traced(folder=one.folder, outcome=outcome),)
+        self.traces = []
         self._news.set()
 
     def give_up(self, request_id: str, error: str) -> None:
@@ -98,7 +126,8 @@ class ScriptedEngine(EngineClient):
                     yield StepReport(outputs=[], stats=Stats())
             await asyncio.sleep(self._step_s)
             if not self._failure:
-                yield StepReport(outputs=self._step(), stats=Stats())
+                traced, self._traced = self._traced, ()
+                yield StepReport(outputs=self._step(), stats=Stats(), traced=traced)
         raise EngineFailed(self._failure)
 
     async def close(self, grace_s: float = 2.0) -> None:
