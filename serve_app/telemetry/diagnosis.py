@@ -241,8 +241,8 @@ def _places(facts: Facts) -> Verdict | None:
     if not waiting or shared < ALMOST_FREE or facts.kv_used >= ALMOST_FREE:
         return None
     evidence = (
-        f"requests wait, KV is {facts.kv_used:.0%} full, and {shared:.0%} of the devices' time goes "
-        "on reading weights, which more rows would share"
+        f"requests wait, KV is {facts.kv_used:.0%} full, and {shared:.0%} of the devices' time "
+        "goes on reading weights, which more rows would share"
     )
     # Twice the rows take the shared part once.
     more = facts.output_per_s * (2 / (2 - shared) - 1)

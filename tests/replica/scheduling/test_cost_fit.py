@@ -117,9 +117,11 @@ def decode(rows: int, context: int) -> Batch:
 def test_what_limits_a_step_are_parts_of_its_time():
     fit = calibrated(H200)
     weights, _, keys, _, launches = fit.limits(decode(1, 1024))
-    assert weights > 0.9 and launches == 0
-    weights, tokens, keys, attention, launches = fit.limits(decode(64, 4096))
-    assert keys > weights > tokens and launches == 0
+    assert weights > 0.9
+    assert launches == 0
+    weights, tokens, keys, _, launches = fit.limits(decode(64, 4096))
+    assert keys > weights > tokens
+    assert launches == 0
     assert fit.limits(chunk(0, 8192))[1] > 0.6
     assert fit.limits(chunk(100_000, 8192))[3] > 0.7
     assert fit.limits(chunk(0, 4))[4] > 0.5
