@@ -14,7 +14,7 @@ from dataclasses import asdict
 from replica.messages import Ready, Stats
 from router.latencies import Latency
 from router.ledger import Usage
-from router.messages import GpuTime
+from router.messages import GpuTime, HeldBack
 from router.pricing import MICRO
 from router.snapshot import Snapshot, TenantSnapshot
 from serve_app.telemetry.instruments import OTHER, Instruments, Tenants
@@ -31,11 +31,9 @@ PERIOD_S = 2.0
 """How often each process tells. Ray passes on what was told last every ten seconds."""
 PART = 100
 """Tenants that are told of at once, which takes milliseconds."""
-HELD_BACK = ("concurrency", "fair_share", "capacity")
-"""See `TenantSnapshot.held_back`."""
 HELD_BACK_MEANS = (
     "Whether the tenant's next request waits, by why: its own concurrency, others that had less"
-    " than their share, or no place for anybody"
+    " than their share, no place for anybody, or no replica in service"
 )
 AHEAD_MEANS = "How far a tenant's counter is above the virtual time: it waits for who is behind"
 
@@ -160,8 +158,8 @@ class AdmissionMetrics:
         for model, value in tenant.virtual_times.items():
             self._ahead.set(value - virtual_times[model], tenant=label, model=model)
             why = tenant.held_back.get(model)
-            for reason in HELD_BACK:
-                self._held_back.set(reason == why, tenant=label, model=model, reason=reason)
+            for reason in HeldBack:
+                self._held_back.set(reason == why, tenant=label, model=model, reason=reason.value)
 
     def _tell_usage(self, tenant: str, usage: Usage) -> None:
         label = self._labels.label(tenant)
