@@ -20,9 +20,7 @@ log probabilities; limited by a mask; with stop tokens held back at first (`min_
 NEVER = -1
 NONE_ASKED = -1
 
-Names: TypeAlias = tuple[
-    tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...]
-]
+Names: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 
 
 class Rows:

@@ -201,6 +201,14 @@ class IngressMetrics:
         self._phase_s = made.histogram(
             "fairstream_phase_seconds", "Where a request's time went", PHASE_S, "model", "phase"
         )
+        self._held_back_s = made.histogram(
+            "fairstream_held_back_seconds",
+            "How long a request waited for a place, by why: as `fairstream_held_back`, or `asking`"
+            " until Admission has answered",
+            FIRST_TOKEN_S,
+            "model",
+            "reason",
+        )
         self._sizes = made.histogram(
             "fairstream_request_tokens", "Tokens of a request", REQUEST_TOKENS, "model", "kind"
         )
@@ -219,6 +227,8 @@ class IngressMetrics:
         self._queue_s.observe(max(each.queued_s for each in record.sequences), **labels)
         for phase, seconds in phases.items():
             self._phase_s.observe(seconds, model=model, phase=phase.value)
+        for why, seconds in record.held_back().items():
+            self._held_back_s.observe(seconds, model=model, reason=why)
         for kind, tokens in record.tokens().items():
             self._sizes.observe(tokens, model=model, kind=kind)
         self._gap_s.add(record.gaps.counts, record.gaps.seconds, model=model)

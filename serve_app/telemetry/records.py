@@ -71,14 +71,31 @@ class SequenceRecord:
     prompt_tokens: int
     replicas: list[str] = field(default_factory=list)
     """One for each attempt."""
-    queued_s: float = 0.0
-    """Waited for grants."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds that it waited for grants, by why."""
     cached_tokens: int = 0
     output_tokens: int = 0
     told_at: float = 0.0
     """When its last tokens came; 0 before the first ones."""
     phase: Phase | None = Phase.ADMISSION
     """None once it has ended."""
+
+    @property
+    def queued_s(self) -> float:
+        """Waited for grants."""
+        return sum(self.waits.values())
+
+    def add_wait(self, seconds: Mapping[str, float]) -> None:
+        """By why."""
+        self.waits = added(self.waits, seconds)
+
+    def answer(self, queued_s: float) -> None:
+        """Its first tokens have come, or some more. queued_s: its wait in the replica."""
+        if self.phase is not Phase.DECODE:
+            breakdown = self.request.breakdown
+            if breakdown.phase is Phase.PREFILL:  # else another sequence is further
+                breakdown.split(queued_s, Phase.REPLICA_QUEUE)
+            self.reach(Phase.DECODE)
 
     def reach(self, phase: Phase | None) -> None:
         """It is that far now; None: it has ended."""
@@ -107,6 +124,8 @@ class RequestRecord:
     error: Error | None = None
     """What the client was told, as its status or inside the stream."""
     sequences: list[SequenceRecord] = field(default_factory=list)
+    waits: dict[str, float] = field(default_factory=dict)
+    """As those of a sequence, before there were any."""
     status: int = 0
     """0 until the answer begins."""
     complete: bool = False
@@ -156,6 +175,26 @@ class RequestRecord:
         finally:
             sequence.reach(None)
 
+    @contextmanager
+    def waiting(self, why: str) -> Iterator[None]:
+        """It waits while it is prepared."""
+        began, before = time.monotonic(), self.waits
+        self.breakdown.enter(Phase.ADMISSION)
+        try:
+            yield
+        finally:
+            self.breakdown.enter(Phase.PREPARE)
+            self.waits = added(before, {why: time.monotonic() - began})
+
+    def held_back(self) -> dict[str, float]:
+        """Why it waited: the seconds of its phase ADMISSION, by the shares of the reasons for which
+        its sequences did."""
+        waits = self.waits
+        for sequence in self.sequences:
+            waits = added(waits, sequence.waits)
+        whole, seconds = sum(waits.values()), self.breakdown.seconds[Phase.ADMISSION]
+        return {why: seconds * s / whole for why, s in waits.items()} if whole else {}
+
     def advance(self) -> None:
         """To where its sequences are now."""
         phase = furthest(each.phase for each in self.sequences if each.phase is not None)
@@ -177,6 +216,11 @@ class RequestRecord:
                 told["param"] = self.error.param[:MAX_TEXT]
         told |= {name: value for name in ("model", "answer_id") if (value := getattr(self, name))}
         return told | (_sums(self.sequences) if self.sequences else {})
+
+
+def added(seconds: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """By why."""
+    return {why: seconds.get(why, 0.0) + more.get(why, 0.0) for why in {**seconds, **more}}
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
@@ -250,6 +294,7 @@ class Records:
         fields = record.fields() | {"seconds": round(sum(phases.values()), 4)}
         if record.sequences:
             fields["phases"] = {phase.value: round(s, 4) for phase, s in phases.items()}
+            fields["held_back"] = {why: round(s, 4) for why, s in record.held_back().items()}
         if not record.tenant and scope.get("client"):
             fields["client"] = str(scope["client"][0])
         if left_out:
