@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from router.ledger import Usage
 from router.messages import HeldBack
 from router.pools import Pools
-from router.priority_band import TenantQueue
 
 
 @dataclass(frozen=True, slots=True)

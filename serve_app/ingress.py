@@ -13,6 +13,7 @@ import pickle
 from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -44,7 +45,8 @@ from serve_app.settings import AppConfig, ModelConfig, key_secret
 from serve_app.telemetry import records
 from serve_app.telemetry.exposition import Source, exposition
 from serve_app.telemetry.metrics import PERIOD_S, IngressMetrics
-from serve_app.telemetry.records import Records
+from serve_app.telemetry.recent import OwnRecent, merged
+from serve_app.telemetry.records import Records, RequestRecord
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ class Ingress:
             for model, handle in replicas.items()
         }
         self._refusals: Counter[tuple[str, str]] = Counter()
-        self._metrics = IngressMetrics()
+        self._metrics, self._recent = IngressMetrics(), OwnRecent(self._name)
         self._watch = background.start(self._watch_departure(), "departure")
         self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
@@ -130,6 +132,7 @@ class Ingress:
                 usage=self._admission.usage.remote,
                 scaling=self._admission.scaling.remote,
                 requests=self._admission.open_requests.remote,
+                request=self._find_request,
                 pause=self._admission.pause_tenant.remote,
                 stop=self._admission.stop_request.remote,
             )
@@ -146,7 +149,7 @@ class Ingress:
             Records,
             refusals=self._refusals,
             request_id=ray_private.request_id,
-            observe=self._metrics.observe,
+            observe=self._take_note,
         )
         return [*layers, Middleware(TurnAway, departure=self._departure), recorded]
 
@@ -171,11 +174,32 @@ class Ingress:
 
     async def _tell_metrics(self) -> None:
         while True:
+            news = self._recent.news()
             try:
-                await answered(self._admission.take_metrics.remote(self._measured()), CALL_S)
+                call = self._admission.take_metrics.remote(self._measured(), news)
+                self._recent.told(news, await answered(call, CALL_S))
             except Exception as error:
                 logger.debug("Admission did not take the metrics: %r", error)
             await asyncio.sleep(PERIOD_S)
+
+    def _take_note(self, record: RequestRecord) -> None:
+        """A request is over."""
+        self._recent.note(record)
+        if record.sequences:
+            self._metrics.observe(record)
+
+    async def _find_request(self, name: str) -> list[dict[str, Any]]:
+        """Of this process alone while Admission is away."""
+        unfinished: list[dict[str, Any]] = []
+        found = self._recent.find(name)
+        try:
+            elsewhere, unfinished = await answered(
+                self._admission.find_request.remote(name), CALL_S
+            )
+            found = merged(found, elsewhere)
+        except Exception as error:
+            logger.warning("Admission could not be asked for a request: %r", error)
+        return unfinished + [msgspec.json.decode(each.told) for each in found]
 
     def _measured(self) -> Source:
         self._metrics.tell(self._refusals)

@@ -140,6 +140,11 @@ class RequestRecord:
         return tenant.id if tenant is not None else ""
 
     @property
+    def line(self) -> str:
+        """Method and path."""
+        return f"{self.scope['method']} {self.scope.get('path', '')}"[:MAX_TEXT]
+
+    @property
     def wants_timing(self) -> bool:
         """The client asks to be told where the time went."""
         headers = self.scope.get("headers", ())
@@ -208,14 +213,20 @@ class RequestRecord:
         return {"prompt": prompt, "output": sum(outputs), "longest": max(outputs, default=0)}
 
     def fields(self) -> dict[str, object]:
-        """What its line has beside the fields of its context; values for JSON."""
+        """What its line has beside the fields of its context, once it is over; values for JSON."""
         told: dict[str, object] = {"status": self.status, "outcome": self.outcome}
         if self.error is not None:
             told |= {"reason": self.reason, "error": self.error.message[:MAX_TEXT]}
             if self.error.param:
                 told["param"] = self.error.param[:MAX_TEXT]
         told |= {name: value for name in ("model", "answer_id") if (value := getattr(self, name))}
-        return told | (_sums(self.sequences) if self.sequences else {})
+        seconds = self.breakdown.seconds
+        told["seconds"] = round(sum(seconds.values()), 4)
+        if self.sequences:
+            told |= _sums(self.sequences)
+            told["phases"] = {phase.value: round(s, 4) for phase, s in seconds.items()}
+            told["held_back"] = {why: round(s, 4) for why, s in self.held_back().items()}
+        return told
 
 
 def added(seconds: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
@@ -248,8 +259,8 @@ class Records:
         observe: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         """refusals: by tenant and reason, counted up here. request_id: what a proxy has called
-        the request that is served, where no header says it. observe: is told of each request that
-        was let in, at its end."""
+        the request that is served, where no header says it. observe: is told of each request at
+        its end, but for probes."""
         self._app, self._refusals, self._given_id = app, refusals, request_id
         self._observe = observe
         self._lines = _Lines()
@@ -280,28 +291,23 @@ class Records:
 
     def _close(self, record: RequestRecord) -> None:
         outcome, scope = record.outcome, record.scope
-        phases = record.breakdown.so_far()
+        record.breakdown.count()
         path = str(scope.get("path", ""))
         if path in PROBES and outcome != "failed":
             return
         if outcome in ("refused", "failed"):
             self._refusals[record.tenant, record.reason] += 1
-        if record.sequences:
-            self._observe(record)
+        self._observe(record)
         left_out = self._lines.take(record.tenant, outcome == "refused")
         if left_out is None:
             return
-        fields = record.fields() | {"seconds": round(sum(phases.values()), 4)}
-        if record.sequences:
-            fields["phases"] = {phase.value: round(s, 4) for phase, s in phases.items()}
-            fields["held_back"] = {why: round(s, 4) for why, s in record.held_back().items()}
+        fields = record.fields()
         if not record.tenant and scope.get("client"):
             fields["client"] = str(scope["client"][0])
         if left_out:
             fields["left_out"] = left_out
         level = logging.WARNING if outcome == "failed" else logging.INFO
-        line = f"{scope['method']} {path}"[:MAX_TEXT]
-        logger.log(level, "%s", line, extra={"fields": fields})
+        logger.log(level, "%s", record.line, extra={"fields": fields})
 
 
 class _Lines:
