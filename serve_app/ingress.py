@@ -41,12 +41,13 @@ from serve_app.http.metrics_page import MetricsPage
 from serve_app.http.models import Offer
 from serve_app.http.rate_headers import RateHeaders
 from serve_app.protocol.backend import ShuttingDown
-from serve_app.settings import AppConfig, ModelConfig, key_secret
+from serve_app.settings import AppConfig, ModelConfig, has_opentelemetry, key_secret
 from serve_app.telemetry import records
 from serve_app.telemetry.exposition import Source, exposition
 from serve_app.telemetry.metrics import PERIOD_S, IngressMetrics
 from serve_app.telemetry.recent import OwnRecent, merged
 from serve_app.telemetry.records import Records, RequestRecord
+from serve_app.telemetry.spans import Spans
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +94,16 @@ class Ingress:
         }
         self._refusals: Counter[tuple[str, str]] = Counter()
         self._metrics, self._recent = IngressMetrics(), OwnRecent(self._name)
+        self._spans = _spans(config, self._name)
         self._watch = background.start(self._watch_departure(), "departure")
         self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
         LivenessCheck(self._check).start()
+
+    async def __del__(self) -> None:
+        """Serve calls this once, at an orderly end."""
+        if (spans := getattr(self, "_spans", None)) is not None:
+            await asyncio.to_thread(spans.close)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""
@@ -185,6 +192,8 @@ class Ingress:
     def _take_note(self, record: RequestRecord) -> None:
         """A request is over."""
         self._recent.note(record)
+        if self._spans is not None:
+            self._spans.note(record)
         if record.sequences:
             self._metrics.observe(record)
 
@@ -271,6 +280,17 @@ def _load(config: AppConfig) -> Tenants:
     except (OSError, ValueError) as error:
         logger.error("The tenants cannot be read; Admission's are waited for: %s", error)
         return Tenants(tenants=[])
+
+
+def _spans(config: AppConfig, process: str) -> Spans | None:
+    """None where nobody wants spans, or none can be sent: a variable of the whole cluster is no
+    reason not to start."""
+    if (url := config.spans_url) is None:
+        return None
+    if not has_opentelemetry():
+        logger.warning("No spans are sent to %s: pip install 'fairstream[otel]'", url)
+        return None
+    return Spans(url, process)
 
 
 def _load_offer(model: ModelConfig, fleet: Fleet) -> Offer:

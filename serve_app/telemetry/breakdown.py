@@ -7,7 +7,7 @@ time meanwhile is counted apart. The module knows neither HTTP nor the router.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 
@@ -75,6 +75,17 @@ class Breakdown:
     def during(self, phase: Phase) -> Beside:
         """Count this apart from the request's phase, which may change meanwhile."""
         return Beside(self, phase)
+
+    @property
+    def counted_until(self) -> float:
+        """By the clock: the last change, or when `count` was called last."""
+        return self._since
+
+    def intervals(self) -> Iterator[tuple[Phase, float, float]]:
+        """Its turns until then: phase, begin and end, by the clock."""
+        ends = [at for _, at in self.turns[1:]]
+        for (phase, begin), end in zip(self.turns, [*ends, self._since], strict=True):
+            yield phase, begin, end
 
     def so_far(self) -> dict[Phase, float]:
         """Seconds in each phase until now."""

@@ -36,6 +36,9 @@ PROBES = frozenset({"/health", "/ready"})
 """Asked every second, and answered with a 503 until all is up: only a failure is worth a line."""
 
 TIMING_HEADER = b"x-fairstream-timing"
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+MAX_TRACE_HEADER = 512
+"""Bytes; what W3C asks to be passed on. It is kept with each span until that is sent."""
 
 
 class Error(Protocol):
@@ -45,6 +48,13 @@ class Error(Protocol):
     message: str
     param: str | None
     code: str | None
+
+
+class Usage(Protocol):
+    """Tokens of a whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
 
 
 GAP_BOUNDS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0)
@@ -130,6 +140,12 @@ class RequestRecord:
     """0 until the answer begins."""
     complete: bool = False
     """The client was sent all of it."""
+    stream: bool = False
+    """It asks for events."""
+    choices: int = 1
+    """Sequences for each of its prompts."""
+    told_usage: Usage | None = None
+    """Tokens, as the client was told."""
     breakdown: Breakdown = field(default_factory=Breakdown)
     gaps: Gaps = field(default_factory=Gaps)
 
@@ -138,6 +154,21 @@ class RequestRecord:
         """Empty without a valid key."""
         tenant = self.scope.get("state", {}).get("tenant")
         return tenant.id if tenant is not None else ""
+
+    @property
+    def path(self) -> str:
+        """Within the application."""
+        scope = self.scope
+        return str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """W3C's: of which trace it is a part. What is too long is left out."""
+        found: dict[str, str] = {}
+        for name, value in self.scope.get("headers", ()):
+            if name in TRACE_HEADERS and len(value) <= MAX_TRACE_HEADER:
+                found.setdefault(name.decode(), value.decode("latin-1"))
+        return found
 
     @property
     def line(self) -> str:
@@ -211,6 +242,16 @@ class RequestRecord:
         outputs = [each.output_tokens for each in self.sequences]
         prompt = sum(each.prompt_tokens for each in self.sequences)
         return {"prompt": prompt, "output": sum(outputs), "longest": max(outputs, default=0)}
+
+    def usage(self) -> dict[str, int]:
+        """Tokens, each prompt once: as the client was told, or else until now."""
+        cached = sum(each.cached_tokens for each in self.sequences)
+        told, tokens = self.told_usage, self.tokens()
+        if told is not None:
+            prompt, output = told.prompt_tokens, told.completion_tokens
+        else:
+            prompt, output = tokens["prompt"] // self.choices, tokens["output"]
+        return {"input": prompt, "output": output, "cache_read.input": min(cached, prompt)}
 
     def fields(self) -> dict[str, object]:
         """What its line has beside the fields of its context, once it is over; values for JSON."""
@@ -292,8 +333,7 @@ class Records:
     def _close(self, record: RequestRecord) -> None:
         outcome, scope = record.outcome, record.scope
         record.breakdown.count()
-        path = str(scope.get("path", ""))
-        if path in PROBES and outcome != "failed":
+        if record.path in PROBES and outcome != "failed":
             return
         if outcome in ("refused", "failed"):
             self._refusals[record.tenant, record.reason] += 1

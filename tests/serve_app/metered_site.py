@@ -31,7 +31,7 @@ from serve_app.http.models import Offer
 from serve_app.http.rate_headers import RateHeaders
 from serve_app.protocol.limits import Limits
 from serve_app.telemetry.recent import OwnRecent
-from serve_app.telemetry.records import Records
+from serve_app.telemetry.records import Records, RequestRecord
 from serve_app.usage.tenant_states import tenant_states
 from tests.serve_app.admission_in_process import AdmissionInProcess
 from tests.serve_app.text_backend import byte_tokenizer
@@ -96,6 +96,7 @@ async def metered_site(
     policy: FairPolicy | None = None,
     wall: Callable[[], float] = time.time,
     limits: Limits = NO_TOLL,
+    observe: Callable[[RequestRecord], None] = lambda record: None,
     **tenants: dict[str, Any],
 ) -> AsyncIterator[MeteredSite]:
     """`metered_site(a={"requests_per_minute": 2})`; keys are those of `key_of`."""
@@ -115,7 +116,12 @@ async def metered_site(
     recent = OwnRecent("ingress")
     app.add_middleware(AdminApi, **_administration(admission, client, streams, recent))
     refusals: Counter[tuple[str, str]] = Counter()
-    app.add_middleware(Records, refusals=refusals, observe=recent.note)
+
+    def note(record: RequestRecord) -> None:
+        recent.note(record)
+        observe(record)
+
+    app.add_middleware(Records, refusals=refusals, observe=note)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         # Clients may come back after seconds, and not find a connection that is just being closed.
