@@ -262,11 +262,11 @@ class RequestRecord:
                 told["param"] = self.error.param[:MAX_TEXT]
         told |= {name: value for name in ("model", "answer_id") if (value := getattr(self, name))}
         seconds = self.breakdown.seconds
-        told["seconds"] = round(sum(seconds.values()), 4)
+        told["seconds"] = round(sum(seconds.values()), 6)
         if self.sequences:
             told |= _sums(self.sequences)
-            told["phases"] = {phase.value: round(s, 4) for phase, s in seconds.items()}
-            told["held_back"] = {why: round(s, 4) for why, s in self.held_back().items()}
+            told["phases"] = {phase.value: round(s, 6) for phase, s in seconds.items()}
+            told["held_back"] = {why: round(s, 6) for why, s in self.held_back().items()}
         return told
 
 
