@@ -42,14 +42,16 @@ MAX_TURNS = 32
 class Breakdown:
     """Of one request. Used from one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: in seconds."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, since: float | None = None
+    ) -> None:
+        """clock: in seconds. since: when the request came, if that was before now."""
         self.seconds = dict.fromkeys(Phase, 0.0)
         """Up to the last change of phase."""
         self.phase = Phase.READ
         self.beside: Phase | None = None
         """What is counted apart now."""
-        self.turns = [(Phase.READ, clock())]
+        self.turns = [(Phase.READ, clock() if since is None else since)]
         """When it entered which phase, by the clock. What is counted apart is not among them."""
         self._clock = clock
         self._since = self.turns[0][1]
@@ -71,6 +73,12 @@ class Breakdown:
         phase, at = self.turns[-1]
         if phase is self.phase and seconds and len(self.turns) < MAX_TURNS:
             self.turns[-1:] = [(earlier, at), (phase, at + seconds)]
+
+    def stop(self) -> None:
+        """The request is over: what passes from now on is none of its time."""
+        self.count()
+        over = self._since
+        self._clock = lambda: over
 
     def during(self, phase: Phase) -> Beside:
         """Count this apart from the request's phase, which may change meanwhile."""

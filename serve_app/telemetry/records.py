@@ -22,6 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.rate import Bucket
+from serve_app.arrivals import arrived_at
 from serve_app.request_ids import is_sane
 from serve_app.telemetry.breakdown import Breakdown, Phase, furthest, server_timing
 
@@ -310,7 +311,8 @@ class Records:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(scope, _request_id(scope, self._given_id()))
+        breakdown = Breakdown(since=arrived_at(scope))
+        record = RequestRecord(scope, _request_id(scope, self._given_id()), breakdown=breakdown)
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and record.wants_timing:
@@ -322,6 +324,8 @@ class Records:
                 record.status = message["status"]
             elif message["type"] == "http.response.body":
                 record.complete = not message.get("more_body", False)
+                if record.complete:  # what is left to do, nobody waits for
+                    record.breakdown.stop()
 
         token = _current.set(record)
         try:
