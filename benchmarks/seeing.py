@@ -9,7 +9,6 @@ start a server behind Serve's HAProxy. What the doctor finds is in `benchmarks.d
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -146,7 +145,7 @@ async def measure_breakdown(report: Report, server: Server, file: Path) -> None:
     off_s = {name: abs(told[name] - wall[name]) for name in seen}
     shares = {name: off_s[name] / wall[name] for name in seen}
     wrong = [name for name in seen if off_s[name] > WITHIN_S and shares[name] > WITHIN]
-    report.figures |= {
+    figures = {
         "breakdown_requests": len(seen),
         "breakdown_error_p99": p99(shares.values()),
         "breakdown_error_p99_ms": p99(off_s.values()) * 1e3,
@@ -155,7 +154,8 @@ async def measure_breakdown(report: Report, server: Server, file: Path) -> None:
         "client_beyond_p99_ms": 1e3 * p99(seen[name] - told[name] for name in seen),
         "gpu_seconds_error": spent,
     }
-    for key, value in report.figures.items():
+    report.figures |= figures
+    for key, value in figures.items():
         print(f"{key:<44} {value:>12.4g}", flush=True)
 
 
@@ -294,8 +294,7 @@ def main() -> None:
                 asyncio.run(measure_breakdown(report, server, file))
             if "overhead" in chosen.only:
                 asyncio.run(measure_overhead(report, server, chosen.rounds))
-    if chosen.json and chosen.json.exists():  # the doctor writes into the same file
-        report.figures = json.loads(chosen.json.read_text())["figures"] | report.figures
+    report.keep(chosen.json)  # the doctor writes into the same file
     report.write(chosen.json)
 
 
