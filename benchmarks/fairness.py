@@ -9,7 +9,6 @@ Pictures need matplotlib: `pip install '.[bench]'`.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from benchmarks import fair_cycles, fair_hop, fair_live, fair_on_off, fair_simulation
@@ -27,8 +26,8 @@ def main() -> None:
     options.add_argument("--keep", action="store_true", help="keep the file's other figures")
     chosen = options.parse_args()
     report = Report("fairness")
-    if chosen.keep and chosen.json and chosen.json.exists():
-        report.figures |= json.loads(chosen.json.read_text())["figures"]
+    if chosen.keep:
+        report.keep(chosen.json)
     if "simulated" in chosen.parts:
         fair_simulation.measure(report, chosen.runs, chosen.plots)
     if "cycles" in chosen.parts:

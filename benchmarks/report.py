@@ -38,6 +38,11 @@ class Report:
         print(f"{key:<44} {median:>12.4g}   ({spread})", flush=True)
         return median
 
+    def keep(self, path: Path | None) -> None:
+        """Take over what a file has of figures that were not measured now."""
+        if path is not None and path.exists():
+            self.figures = json.loads(path.read_text())["figures"] | self.figures
+
     def write(self, path: Path | None) -> None:
         """`path` None: print only."""
         if path is None:

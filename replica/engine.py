@@ -178,9 +178,19 @@ class Engine:
     def _schedule(self) -> Batch | None:
         with self._device.span(f"schedule {self.scheduler.num_steps}"):
             batch = self.scheduler.schedule()
+        if batch is not None and self.rows.untouched:
+            self._touch(batch)
         if batch is None and self.pipeline.in_flight is None:
             self.rows.look_for_ready(COMPILER_LOOK_S)
         return batch
+
+    def _touch(self, batch: Batch) -> None:
+        """The wait of those is over whom this step is the first to compute for."""
+        now = time.perf_counter_ns()
+        for row in self.rows.untouched.intersection(batch.rows.tolist()):
+            sequence = self.rows.sequence(row)
+            sequence.queued_s = (now - sequence.received_ns) / 1e9
+            self.rows.untouched.remove(row)
 
     def _update(self, output: StepOutput | None) -> None:
         if output is not None:
@@ -237,7 +247,8 @@ class Engine:
         except ValueError as error:
             self._refuse(submit, str(error))
             return
-        self.idle.work_arrived(time.perf_counter_ns())
+        sequence.received_ns = time.perf_counter_ns()
+        self.idle.work_arrived(sequence.received_ns)
         self.tracer.arrived(key)
         self.scheduler.add(sequence)
         if key not in self.scheduler:  # complete already: its end is told with the next report

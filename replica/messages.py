@@ -181,6 +181,9 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """With the first token, where they were asked for: one per prompt token but the first."""
     gpu_s: float = 0.0
     """The sequence's share of the device's time so far, in seconds."""
+    queued_s: float = 0.0
+    """From when the engine was asked to the first step that computed for the sequence, in
+    seconds; the same in each of its outputs."""
 
 
 class OutputBuffer:

@@ -16,7 +16,7 @@ from router.credits import Credits, Replica
 from router.estimates import Estimates
 from router.fair_queue import FairQueue
 from router.ledger import NOTHING, Used
-from router.messages import Outcome, RequestInfo
+from router.messages import HeldBack, Outcome, RequestInfo
 from router.policy import FairPolicy
 from router.prefixes import longest_of
 from router.priority_band import PriorityBand, TenantQueue
@@ -213,6 +213,17 @@ class Dispatcher:
                 self.queue.charge(request.info.tenant, 0.0, -request.outstanding)
                 request.outstanding = 0
         request.state = PARKED
+
+    def held_back(self, tenant: str) -> HeldBack | None:
+        """Why the next request of a tenant waits, if one does."""
+        queue = self.queue.tenants().get(tenant)
+        if queue is None or not queue.queued:
+            return None
+        if not queue.eligible:
+            return HeldBack.CONCURRENCY
+        if not any(replica.slots for replica in self.credits.replicas().values()):
+            return HeldBack.NO_REPLICA
+        return HeldBack.CAPACITY if queue.band.first() is queue else HeldBack.FAIR_SHARE
 
     def expire(self) -> None:
         """Withdraw the credits of silent replicas: grants not taken up wait again, first."""

@@ -34,6 +34,19 @@ class RefusalKind(str, Enum):
     """The request waited for longer than its tenant's `max_wait_s` (504)."""
 
 
+class HeldBack(str, Enum):
+    """Why the next request of a tenant waits."""
+
+    CONCURRENCY = "concurrency"
+    """As many run as the tenant may have."""
+    FAIR_SHARE = "fair_share"
+    """Others that had less service come first."""
+    CAPACITY = "capacity"
+    """It is next, and no replica has room."""
+    NO_REPLICA = "no_replica"
+    """There is no replica in service."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestInfo:
     """A request as the router sees it: costs and ids, never prompts."""
@@ -179,6 +192,8 @@ class SyncReply:
     """By model and tenant."""
     rate_limits: dict[str, RateLimits] = field(default_factory=dict)
     """By tenant, for the tenants that the sync named."""
+    held_back: dict[str, dict[str, HeldBack]] = field(default_factory=dict)
+    """By model and tenant, why the next request waits, where one does."""
     lost: bool = False
     """The base of the sync is not known, so it is as if it had never come: all is to be shown."""
 

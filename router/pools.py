@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, ItemsView, Iterator, Set
 
 from router.accounts import Accounts
 from router.dispatcher import Dispatcher
+from router.messages import HeldBack
 from router.policy import FairPolicy
 from router.request import Request
 from router.tenant import Tenant
@@ -82,6 +83,14 @@ class Pools:
         """Withdraw the credits of silent replicas."""
         for pool in self:
             pool.expire()
+
+    def held_back(self, tenants: Collection[str]) -> dict[str, dict[str, HeldBack]]:
+        """By model, why the next request of each of the tenants waits, where one does."""
+        found = {}
+        for model, pool in self.items() if self.waiting else ():
+            reasons = ((name, pool.held_back(name)) for name in tenants)
+            found[model] = {name: why for name, why in reasons if why is not None}
+        return found
 
     def virtual_times(self, tenants: Set[str]) -> dict[str, dict[str, float]]:
         """By model, of those of the tenants that its pool knows."""

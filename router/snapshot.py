@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from router.ledger import Usage
+from router.messages import HeldBack
 from router.pools import Pools
-from router.priority_band import TenantQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,8 @@ class TenantSnapshot:
     held_micro_dollars: int = 0
     spent_micro_dollars: dict[str, int] = field(default_factory=dict)
     """By window of its budgets, those that are over left out once nothing is held in them."""
-    held_back: dict[str, str] = field(default_factory=dict)
-    """By model, why its next request waits, if one does: "concurrency", as many run as it may have;
-    "fair_share", others that had less service come first; "capacity", it is next, and no replica
-    has room."""
+    held_back: dict[str, HeldBack] = field(default_factory=dict)
+    """By model, why its next request waits, if one does."""
     rates_left: dict[str, int] = field(default_factory=dict)
     """Of its "requests" and "tokens" in a minute, as far as these are limited."""
     unspent_micro_dollars: dict[str, int] = field(default_factory=dict)
@@ -100,15 +98,7 @@ def _of_tenant(pools: Pools, name: str) -> TenantSnapshot:
         virtual_times={model: queue.counter.value for model, queue in known.items()},
         held_micro_dollars=quota.reserved() if quota is not None else 0,
         spent_micro_dollars=quota.spent() if quota is not None else {},
-        held_back={model: why for model, queue in known.items() if (why := _held_back(queue))},
+        held_back={model: why for model, pool in pools.items() if (why := pool.held_back(name))},
         rates_left=quota.rate_limits().left() if quota is not None else {},
         unspent_micro_dollars=quota.unspent() if quota is not None else {},
     )
-
-
-def _held_back(queue: TenantQueue) -> str | None:
-    if not queue.queued:
-        return None
-    if not queue.eligible:
-        return "concurrency"
-    return "capacity" if queue.band.first() is queue else "fair_share"

@@ -12,7 +12,7 @@ import gc
 import logging
 import pickle
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,10 +39,11 @@ from serve_app.scaling.signals import record_workload
 from serve_app.settings import Stamp, TenantsSource, deployment_of
 from serve_app.telemetry.exposition import Source, Sources
 from serve_app.telemetry.metrics import AdmissionMetrics
+from serve_app.telemetry.recent import MOST_OF_ALL, Ended, Recent
 from serve_app.usage.checkpoints import Checkpoints
 from serve_app.usage.journal import JournalWriter
 from serve_app.usage.stores import open_store
-from serve_app.usage.tenant_states import tenant_state
+from serve_app.usage.tenant_states import tenant_states
 from serve_app.usage.tenant_updates import PART, read_update
 
 logger = logging.getLogger(__name__)
@@ -126,6 +127,7 @@ class Admission:
         self._news: set[str] = set()
         self._watchers: dict[str, asyncio.Event] = {}
         self._metrics, self._sources = AdmissionMetrics(), Sources()
+        self._recent = Recent(MOST_OF_ALL)
         self._clock = background.start(self._keep_time(), "router-clock")
         self._watching = background.start(self._watch_tenants(), "tenants")
         self._self_check = LivenessCheck(self._check)
@@ -208,9 +210,15 @@ class Admission:
         )
         return ReportReply(self._waiting.get(report.model, 0) > 0, others)
 
-    async def take_metrics(self, source: Source) -> None:
-        """What a process tells of itself, every few seconds."""
+    async def take_metrics(self, source: Source, ended: Sequence[Ended] = ()) -> int:
+        """What a process tells of itself, every few seconds, and requests of its own that are over.
+        Returns whom it has told: another epoch is another Admission."""
         self._sources.take(source)
+        for place, each in enumerate(ended):
+            self._recent.add(each)
+            if place % PART == 0:
+                await asyncio.sleep(0)
+        return self._epoch
 
     async def metrics(self, ingress: str) -> list[Source]:
         """Of all processes but this ingress."""
@@ -222,28 +230,19 @@ class Admission:
         pools = {deployment_of(name): one for name, one in self._router.workload().items()}
         return dict(record_workload(pools, *self._router.slo_counts()))
 
-    async def tenant_states(self) -> list[dict[str, Any]]:
-        """Each tenant with its limits and what there is of them; no keys. Then those that are gone
-        from the file, as long as something of theirs waits or runs."""
-        told: list[dict[str, Any]] = []
-        tenants = self._tenants.tenants
-        for begin in range(0, len(tenants), PART):
-            part = tenants[begin : begin + PART]
-            states = self._router.snapshot([tenant.id for tenant in part]).tenants
-            told += [tenant_state(tenant, states[tenant.id]) for tenant in part]
-            await asyncio.sleep(0)
-        paused = self._book.orders.paused
-        configured = {tenant.id for tenant in self._tenants.tenants}
-        gone = [
-            {"id": name, "removed": True, "queued": queued, "running": running}
-            for name, (queued, running) in self._book.counts().items()
-            if name not in configured
-        ]
-        return [state | {"paused": state["id"] in paused} for state in told + gone]
+    async def tenant_states(self, only: str | None = None) -> list[dict[str, Any]]:
+        """See `tenant_states`; of one alone, none if there is no such tenant."""
+        tenants, paused = self._tenants.tenants, self._book.orders.paused
+        counts = self._book.counts()
+        return await tenant_states(tenants, self._router.snapshot, counts, paused, only)
 
     async def open_requests(self, tenant: str | None) -> list[dict[str, Any]]:
         """What waits and runs; see `OrderBook.requests`."""
         return self._book.requests(tenant)
+
+    async def find_request(self, name: str) -> tuple[list[Ended], list[dict[str, Any]]]:
+        """What is over of that id, and what waits or runs."""
+        return self._recent.find(name), self._book.find(name)
 
     async def pause_tenant(self, tenant: str, on: bool) -> bool:
         """Refuse what comes of a tenant and end what it has, or let it ask again. Returns whether

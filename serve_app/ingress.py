@@ -13,6 +13,7 @@ import pickle
 from collections import Counter
 from collections.abc import AsyncGenerator
 from functools import partial
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -42,11 +43,13 @@ from serve_app.http.metrics_page import MetricsPage
 from serve_app.http.models import Offer
 from serve_app.http.rate_headers import RateHeaders
 from serve_app.protocol.backend import ShuttingDown
-from serve_app.settings import AppConfig, ModelConfig, key_secret
+from serve_app.settings import AppConfig, ModelConfig, has_opentelemetry, key_secret
 from serve_app.telemetry import records
 from serve_app.telemetry.exposition import Source, exposition
 from serve_app.telemetry.metrics import PERIOD_S, IngressMetrics
-from serve_app.telemetry.records import Records
+from serve_app.telemetry.recent import OwnRecent, merged
+from serve_app.telemetry.records import Records, RequestRecord
+from serve_app.telemetry.spans import Spans
 
 logger = logging.getLogger(__name__)
 
@@ -91,11 +94,17 @@ class Ingress:
             for model, calls in self._calls.items()
         }
         self._refusals: Counter[tuple[str, str]] = Counter()
-        self._metrics = IngressMetrics()
+        self._metrics, self._recent = IngressMetrics(), OwnRecent(self._name)
+        self._spans = _spans(config, self._name)
         self._watch = background.start(self._watch_departure(), "departure")
         self._telling = background.start(self._tell_metrics(), "metrics")
         self._client.start()
         LivenessCheck(self._check).start()
+
+    async def __del__(self) -> None:
+        """Serve calls this once, at an orderly end."""
+        if (spans := getattr(self, "_spans", None)) is not None:
+            await asyncio.to_thread(spans.close)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once, after the constructor."""
@@ -131,6 +140,7 @@ class Ingress:
                 usage=self._admission.usage.remote,
                 scaling=self._admission.scaling.remote,
                 requests=self._admission.open_requests.remote,
+                request=self._find_request,
                 pause=self._admission.pause_tenant.remote,
                 stop=self._admission.stop_request.remote,
                 trace=FleetTimelines(self._streams, self._trace).record,
@@ -148,7 +158,7 @@ class Ingress:
             Records,
             refusals=self._refusals,
             request_id=ray_private.request_id,
-            observe=self._metrics.observe,
+            observe=self._take_note,
         )
         return [*layers, Middleware(TurnAway, departure=self._departure), recorded]
 
@@ -173,11 +183,34 @@ class Ingress:
 
     async def _tell_metrics(self) -> None:
         while True:
+            news = self._recent.news()
             try:
-                await answered(self._admission.take_metrics.remote(self._measured()), CALL_S)
+                call = self._admission.take_metrics.remote(self._measured(), news)
+                self._recent.told(news, await answered(call, CALL_S))
             except Exception as error:
                 logger.debug("Admission did not take the metrics: %r", error)
             await asyncio.sleep(PERIOD_S)
+
+    def _take_note(self, record: RequestRecord) -> None:
+        """A request is over."""
+        self._recent.note(record)
+        if self._spans is not None:
+            self._spans.note(record)
+        if record.sequences:
+            self._metrics.observe(record)
+
+    async def _find_request(self, name: str) -> list[dict[str, Any]]:
+        """Of this process alone while Admission is away."""
+        unfinished: list[dict[str, Any]] = []
+        found = self._recent.find(name)
+        try:
+            elsewhere, unfinished = await answered(
+                self._admission.find_request.remote(name), CALL_S
+            )
+            found = merged(found, elsewhere)
+        except Exception as error:
+            logger.warning("Admission could not be asked for a request: %r", error)
+        return unfinished + [msgspec.json.decode(each.told) for each in found]
 
     def _measured(self) -> Source:
         self._metrics.tell(self._refusals)
@@ -256,6 +289,17 @@ def _load(config: AppConfig) -> Tenants:
     except (OSError, ValueError) as error:
         logger.error("The tenants cannot be read; Admission's are waited for: %s", error)
         return Tenants(tenants=[])
+
+
+def _spans(config: AppConfig, process: str) -> Spans | None:
+    """None where nobody wants spans, or none can be sent: a variable of the whole cluster is no
+    reason not to start."""
+    if (url := config.spans_url) is None:
+        return None
+    if not has_opentelemetry():
+        logger.warning("No spans are sent to %s: pip install 'fairstream[otel]'", url)
+        return None
+    return Spans(url, process)
 
 
 def _load_offer(model: ModelConfig, fleet: Fleet) -> Offer:

@@ -12,6 +12,8 @@ import re
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serve_app.arrivals import NoteArrival
+
 VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 LAYERS = "serve_app.request_ids:layers"
 HEADER = b"x-request-id"
@@ -40,4 +42,4 @@ class CleanRequestId:
 
 def layers() -> list[Middleware]:
     """What Serve puts around its own layers."""
-    return [Middleware(CleanRequestId)]
+    return [Middleware(CleanRequestId), Middleware(NoteArrival)]

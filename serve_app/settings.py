@@ -38,6 +38,35 @@ def redis_password() -> str | None:
     return os.environ.get("FAIRSTREAM_REDIS_PASSWORD") or None
 
 
+def has_opentelemetry() -> bool:
+    """Whether spans can be sent."""
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
+
+
+def _spans_url_of_environment() -> str | None:
+    """Where OpenTelemetry's variables say that spans are posted, over HTTP, if they do."""
+
+    def value(*names: str) -> str:
+        return next((found for name in names if (found := os.environ.get(name, "").strip())), "")
+
+    protocol = value("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    if protocol not in ("", "http/protobuf"):
+        return None
+    if url := value("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        return url
+    base = value("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return f"{base.rstrip('/')}/v1/traces" if base else None
+
+
+def _spans_are_off() -> bool:
+    """By OpenTelemetry's own variables."""
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    return off or os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip() not in ("", "otlp")
+
+
 def secrets() -> list[str]:
     """What no log may show."""
     names = ("FAIRSTREAM_KEY_SECRET", "FAIRSTREAM_REDIS_PASSWORD", "HF_TOKEN", "RAY_AUTH_TOKEN")
@@ -216,6 +245,17 @@ class AppConfig(BaseModel):
     vllm_metrics: bool = False
     """`/metrics` tells the figures under vLLM's names, too, for dashboards and endpoint pickers."""
 
+    spans_to: Annotated[str, Field(pattern=r"^https?://.")] | None = None
+    """Where each request is told as OpenTelemetry spans, by OTLP over HTTP: a collector, such as
+    `http://collector:4318`. By default where `OTEL_EXPORTER_OTLP_ENDPOINT` says; else none are
+    made. Needs `fairstream[otel]`."""
+
+    @model_validator(mode="after")
+    def _opentelemetry_is_installed(self) -> AppConfig:
+        if self.spans_to is not None and not has_opentelemetry():
+            raise ValueError("spans_to needs OpenTelemetry: pip install 'fairstream[otel]'")
+        return self
+
     @model_validator(mode="after")
     def _redis_is_installed(self) -> AppConfig:
         if isinstance(self.usage, str) and importlib.util.find_spec("redis") is None:
@@ -265,6 +305,15 @@ class AppConfig(BaseModel):
         if self.models is None:
             return {"Replica": self.served[0]}
         return {deployment_of(model.name): model for model in self.models}
+
+    @property
+    def spans_url(self) -> str | None:
+        """Where spans are posted, if there are to be any."""
+        if _spans_are_off():
+            return None
+        if self.spans_to is not None:
+            return f"{self.spans_to.rstrip('/').removesuffix('/v1/traces')}/v1/traces"
+        return _spans_url_of_environment()
 
     def is_admin(self, key: str) -> bool:
         """Whether a key is one of an administrator. All are compared, in constant time."""

@@ -159,6 +159,7 @@ class Bench:
     def check_released(self) -> None:
         engine = self.engine
         assert engine.rows.num_used == 0
+        assert not engine.rows.untouched
         assert engine.scheduler.waiting == []
         assert engine.scheduler.blocks.num_free == self._free_blocks
         assert not engine.rows.in_flight.any()

@@ -20,7 +20,7 @@ log probabilities; limited by a mask; with stop tokens held back at first (`min_
 NEVER = -1
 NONE_ASKED = -1
 
-Names: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
+Names: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 
 
 class Rows:
@@ -72,9 +72,11 @@ class Rows:
         self.ended = np.zeros(max_rows, bool)
         """Its sequence has ended; results of steps in flight are dropped."""
         self.preempted = np.zeros(max_rows, bool)
+        self.untouched: set[int] = set()
+        """Rows of sequences that no step has computed for yet."""
         self._free = list(range(max_rows - 1, -1, -1))
         self._named: bytes | None = None
-        self._names: Names = (), (), ()
+        self._names: Names = (), (), (), ()
 
     @property
     def num_free(self) -> int:
@@ -105,13 +107,15 @@ class Rows:
 
     def names(self, rows: Indices) -> Names:
         """What reports say of these rows' sequences, column by column: request ids, attempts,
-        cached prompt tokens. Gathered when somebody comes or goes, not in each step."""
+        cached prompt tokens, seconds in the queue. Gathered when somebody comes or goes, not in
+        each step."""
         if (named := rows.tobytes()) != self._named:
             owners = [self.sequence(row) for row in rows.tolist()]
             self._names = (
                 tuple(owner.request_id for owner in owners),
                 tuple(owner.attempt for owner in owners),
                 tuple(owner.num_cached for owner in owners),
+                tuple(owner.queued_s or 0.0 for owner in owners),
             )
             self._named = named
         return self._names
@@ -145,6 +149,8 @@ class Rows:
         self.unready[row] = constraint is not None and not constraint.ready()
         self.gpu_ns[row] = sequence.gpu_ns
         self.live[row] = True
+        if sequence.queued_s is None:
+            self.untouched.add(row)
         sequence.row = row
         self.add_blocks(row, blocks)
         return row
@@ -166,6 +172,7 @@ class Rows:
         sequence.row = None
         self.sequences[row] = None
         self.last_step[row] = NEVER
+        self.untouched.discard(row)
         self.block_table[row, : self.num_blocks[row]] = self.guard
         self.stop_ids[row] = NO_TOKEN
         self.unready[row] = 0

@@ -339,12 +339,13 @@ class Scheduler:
         reasons = self._finish_all(sampled, stopped, over)
         offsets = (known - rows.prompt[sampled]).tolist()
         token_ids = zip(ids.tolist(), strict=True)
-        request_ids, attempts, num_cached = rows.names(sampled)
+        request_ids, attempts, num_cached, queued_s = rows.names(sampled)
         self.outputs += map(
             Output, request_ids, attempts, offsets, token_ids, reasons, num_cached, repeat(""),
             logprobs_of_tokens(rows, sampled, places, output.logprobs),
             logprobs_of_prompts(rows, sampled, offsets),
             (rows.gpu_ns[sampled] / 1e9).tolist(),
+            queued_s,
         )  # fmt: skip
 
     def _finish_all(self, rows: Indices, stopped: Bools, over: Bools) -> list[FinishReason | None]:
@@ -363,7 +364,7 @@ class Scheduler:
         self.outputs.append(
             Output(
                 *sequence.key, offset, (), reason, cached_tokens=cached, error=error,
-                gpu_s=gpu_ns / 1e9,
+                gpu_s=gpu_ns / 1e9, queued_s=sequence.queued_s or 0.0,
             )
         )  # fmt: skip
         self._finish(sequence, reason)

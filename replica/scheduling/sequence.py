@@ -70,6 +70,10 @@ class Sequence:
     """How many sequences were admitted before it although they came later."""
     gpu_ns: float = 0.0
     """Its share of the device's time, in ns. Up to date only while the sequence has no row."""
+    received_ns: int = 0
+    """When the engine was asked, by `time.perf_counter_ns`."""
+    queued_s: float | None = None
+    """From then to the first step that computes for it; None before that."""
     row: int | None = None
     """Its place in the persistent batch while it runs."""
     finish_reason: FinishReason | None = None

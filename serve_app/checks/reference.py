@@ -66,6 +66,8 @@ ENVIRONMENT = """
 |---|---|
 | `FAIRSTREAM_KEY_SECRET` | secret with which digests of API keys are keyed (`hmac-sha256:...`) |
 | `FAIRSTREAM_REDIS_PASSWORD` | of the Redis in `usage`, where its URL has none |
+| `OTEL_EXPORTER_OTLP_ENDPOINT` | where spans go, over HTTP, unless `spans_to` says it |
+| other `OTEL_...` | headers, sampler, queue, name of the service: as OpenTelemetry's SDK has them |
 | `HF_TOKEN` | for models of the Hugging Face hub that ask for one |
 """
 

@@ -36,6 +36,7 @@ from serve_app.fleet.orders import NO_ORDERS, Orders
 from serve_app.fleet.refill import after, left
 from serve_app.fleet.request_state import Lease, Sleeper, Waiting
 from serve_app.fleet.waiting_set import WaitingSet
+from serve_app.fleet.waits import Waits
 from serve_app.protocol.backend import Stopped
 from serve_app.throttling.early_refusals import EarlyRefusals
 
@@ -117,7 +118,7 @@ class AdmissionClient:
         self._returned: dict[str, Lease] = {}
         """Leases behind the endings that Admission has not heard of; their credits are unused."""
         self._virtual_times: dict[str, dict[str, float]] = {}
-        self.early_refusals = EarlyRefusals()
+        self.early_refusals, self.waits = EarlyRefusals(), Waits()
         self._rate_limits: dict[str, _Told] = {}
         """What was told last of each tenant."""
         self._rates_to_repeat: tuple[int, dict[str, _Told]] = (0, {})
@@ -287,6 +288,7 @@ class AdmissionClient:
                 logger.debug("Admission did not answer: %r", error)
                 if self.silence_s > AWAY_S:
                     self._reuse_credits()
+                    self.waits.learn({})
                 self._changed.set()
                 await asyncio.sleep(RETRY_S)
             else:
@@ -354,6 +356,7 @@ class AdmissionClient:
         self._rate_limits |= told
         self.epoch = reply.epoch
         self._virtual_times = reply.virtual_times
+        self.waits.learn(reply.held_back)
         for request_id in reply.settled:
             self._endings.pop(request_id, None)
             self._returned.pop(request_id, None)

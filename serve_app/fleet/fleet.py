@@ -15,7 +15,7 @@ import anyio
 from msgspec import structs
 
 from replica.messages import FinishReason, Output, Sampling, Submit
-from router.messages import Grant, Outcome, RequestInfo
+from router.messages import Grant, HeldBack, Outcome, RequestInfo
 from serve_app.fleet.admission_client import AdmissionClient
 from serve_app.fleet.mailbox import ReplicaLost
 from serve_app.fleet.prefix_hashes import prefix_hashes
@@ -93,19 +93,23 @@ class Fleet:
             raise Unavailable(RETRY_AFTER_S)
 
     async def _join(self) -> None:
-        with anyio.move_on_after(JOIN_S):
+        if self.ready:
+            return
+        with records.current().waiting(HeldBack.NO_REPLICA.value), anyio.move_on_after(JOIN_S):
             while not self.ready:  # noqa: ASYNC110  # no event tells
                 await anyio.sleep(LOOK_S)
 
     async def _wake(self) -> ServedModel:
         """What is served is known only once a replica has run."""
-        with self._admission.sleeping(self._model_name) as sleeper, anyio.move_on_after(WAKE_S):
-            while not self._streams.ready:
-                if sleeper.error is not None:
-                    raise sleeper.error
-                await anyio.sleep(LOOK_S)
-            return await self.model()
-        raise Unavailable(RETRY_AFTER_S)
+        waiting = records.current().waiting(HeldBack.NO_REPLICA.value)
+        with waiting, self._admission.sleeping(self._model_name) as sleeper:
+            with anyio.move_on_after(WAKE_S):
+                while not self._streams.ready:
+                    if sleeper.error is not None:
+                        raise sleeper.error
+                    await anyio.sleep(LOOK_S)
+                return await self.model()
+            raise Unavailable(RETRY_AFTER_S)
 
     async def generate(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """See `Backend`."""
@@ -179,7 +183,7 @@ class Fleet:
         async with aclosing(self._streams.run(grant.replica, submit)) as outputs:
             async for output in outputs:
                 output_ids += output.token_ids
-                record.reach(Phase.DECODE)
+                record.answer(output.queued_s)
                 told = bool(submit.prior_output_ids)  # by the attempt that made them
                 cached = 0 if told else min(output.cached_tokens, len(generation.prompt_ids))
                 record.cached_tokens = max(record.cached_tokens, cached)
@@ -193,14 +197,14 @@ class Fleet:
                     raise EngineFailure(output.error or "the engine aborted the sequence")
 
     async def _granted(self, request: RequestInfo, record: SequenceRecord) -> Grant:
-        asked_at = time.monotonic()
         record.reach(Phase.ADMISSION)
-        try:
-            grant = await self._admission.acquire(request)
-        finally:
-            record.queued_s += time.monotonic() - asked_at
+        with self._admission.waits.waiting(request.model, request.tenant) as waited:
+            try:
+                grant = await self._admission.acquire(request)
+            finally:
+                record.add_wait(waited())
         record.replicas.append(grant.replica)
-        record.reach(Phase.FIRST_TOKEN)
+        record.reach(Phase.PREFILL)
         return grant
 
 

@@ -7,8 +7,9 @@ what comes and ends what it has. The module knows neither HTTP nor Ray.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from router.messages import LeaseInfo, RequestInfo, Sync
@@ -119,23 +120,32 @@ class OrderBook:
 
     def requests(self, tenant: str | None) -> list[dict[str, Any]]:
         """Sequences that wait or run, of one tenant or of all, `MAX_LISTED` at most."""
-        found = (each for each in self._open() if tenant in (None, each[0].tenant))
-        return [
-            {
-                "id": answer_id(info) or info.request_id,
-                "sequence": info.request_id,
-                "tenant": info.tenant,
-                "model": info.model,
-                "state": "running" if replica else "waiting",
-                "replica": replica or None,
-                "prompt_tokens": info.prompt_tokens,
-                "output_tokens": produced,
-            }
-            for (info, replica, produced), _ in zip(found, range(MAX_LISTED), strict=False)
-        ]
+        return _told(each for each in self._open() if tenant in (None, each[0].tenant))
+
+    def find(self, name: str) -> list[dict[str, Any]]:
+        """Those of an answer, or one sequence."""
+        return _told(
+            each for each in self._open() if name in (each[0].request_id, answer_id(each[0]))
+        )
 
     def _open(self) -> Iterator[tuple[RequestInfo, str, int]]:
         """With its replica, if it runs, and its output."""
         for shown in self._shown.values():
             yield from ((info, "", 0) for info in shown.waiting.values())
             yield from ((lease.request, lease.replica, lease.produced) for lease in shown.leases)
+
+
+def _told(found: Iterable[tuple[RequestInfo, str, int]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": answer_id(info) or info.request_id,
+            "sequence": info.request_id,
+            "tenant": info.tenant,
+            "model": info.model,
+            "state": "running" if replica else "waiting",
+            "replica": replica or None,
+            "prompt_tokens": info.prompt_tokens,
+            "output_tokens": produced,
+        }
+        for info, replica, produced in islice(found, MAX_LISTED)
+    ]

@@ -1,5 +1,5 @@
-"""What administrators may read: `GET /admin/tenants`, `/admin/requests`, `/admin/usage`,
-`/admin/scaling`; and do: `POST /admin/tenants/ID/pause` and `.../resume`,
+"""What administrators may read: `GET /admin/tenants`, `/admin/requests`, each of both by its id,
+`/admin/usage`, `/admin/scaling`; and do: `POST /admin/tenants/ID/pause` and `.../resume`,
 `DELETE /admin/requests/ID`, `POST /admin/trace`.
 
 ASGI middleware around the application: exactly these paths are its own, and only a key for
@@ -33,12 +33,14 @@ from serve_app.http.auth import bearer_key, unauthorized
 from serve_app.protocol.errors import ApiError, from_exception, invalid
 
 DAY_S = 86_400
+NO_TENANT = "There is no such tenant."
 
 Handler = Callable[..., Awaitable[Response]]
 
-TenantStates = Callable[[], Awaitable[list[dict[str, Any]]]]
+TenantStates = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 Scaling = Callable[[], Awaitable[dict[str, Any]]]
 Requests = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
+Request = Callable[[str], Awaitable[list[dict[str, Any]]]]
 Pause = Callable[[str, bool], Awaitable[bool]]
 Stop = Callable[[str], Awaitable[int]]
 Usage = Callable[[float, float, str | None], Awaitable[UsageReport]]
@@ -60,23 +62,29 @@ class AdminApi:
         usage: Usage,
         scaling: Scaling,
         requests: Requests,
+        request: Request,
         pause: Pause,
         stop: Stop,
         trace: timeline.Trace,
     ) -> None:
-        """pause: a tenant, or with False resumes it; False if there is none. stop: a request;
-        returns how many sequences that ends."""
+        """tenants: of all, or one. requests: what waits and runs. request: what is known of an id,
+        whether it is over or not. pause: a tenant, or with False resumes it; False if there is
+        none. stop: a request; returns how many sequences that ends."""
         self._app, self._is_admin = app, is_admin
         self._tenants, self._usage, self._scaling = tenants, usage, scaling
-        self._requests, self._pause, self._stop = requests, pause, stop
-        self._routes: list[tuple[str, str, Handler]] = [
-            ("GET", "/admin/tenants", self._list_tenants),
-            ("GET", "/admin/requests", self._list_requests),
-            ("GET", "/admin/usage", self._list_usage),
-            ("GET", "/admin/scaling", self._list_scaling),
-            ("POST", "/admin/tenants/(.+)/(pause|resume)", self._pause_tenant),
-            ("DELETE", "/admin/requests/(.+)", self._stop_request),
-            ("POST", "/admin/trace", partial(timeline.answer, trace)),
+        self._requests, self._request, self._pause, self._stop = requests, request, pause, stop
+        self._routes: list[tuple[str, dict[str, Handler]]] = [
+            ("/admin/tenants", {"GET": self._list_tenants}),
+            ("/admin/tenants/(.+)/(pause|resume)", {"POST": self._pause_tenant}),
+            ("/admin/tenants/(.+)", {"GET": self._show_tenant}),
+            ("/admin/requests", {"GET": self._list_requests}),
+            (
+                "/admin/requests/(.+)",
+                {"GET": self._show_request, "DELETE": self._stop_request},
+            ),
+            ("/admin/usage", {"GET": self._list_usage}),
+            ("/admin/scaling", {"GET": self._list_scaling}),
+            ("/admin/trace", {"POST": partial(timeline.answer, trace)}),
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,34 +93,45 @@ class AdminApi:
         if found is None:
             await self._app(scope, receive, send)
             return
-        method, handler, parts = found
+        handlers, parts = found
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
             if not self._is_admin(bearer_key(Headers(scope=scope)) or ""):
                 raise unauthorized()
-            if scope["method"] not in (method, "HEAD" if method == "GET" else method):
-                allow = {"Allow": method}
+            if method not in handlers:
+                allow = {"Allow": ", ".join(handlers)}
                 raise ApiError(405, "This URL does not allow the method.", headers=allow)
-            response = await handler(QueryParams(scope["query_string"]), *parts)
+            response = await handlers[method](QueryParams(scope["query_string"]), *parts)
         except Exception as error:
             response = from_exception(error).response()
         await response(scope, receive, send)
 
-    def _find(self, path: str) -> tuple[str, Handler, tuple[str, ...]] | None:
-        """The method, who handles it, and what of the path it is about."""
-        for method, pattern, handler in self._routes:
+    def _find(self, path: str) -> tuple[dict[str, Handler], tuple[str, ...]] | None:
+        """Who handles which method, and what of the path it is about."""
+        for pattern, handlers in self._routes:
             if (match := re.fullmatch(pattern, path)) is not None:
-                return method, handler, match.groups()
+                return handlers, match.groups()
         return None
 
     async def _list_tenants(self, query: QueryParams) -> Response:
-        return _json({"data": await self._tenants()})
+        return _json({"data": await self._tenants(None)})
+
+    async def _show_tenant(self, query: QueryParams, tenant: str) -> Response:
+        for state in await self._tenants(tenant):
+            return _json(state)
+        raise ApiError(404, NO_TENANT)
+
+    async def _show_request(self, query: QueryParams, name: str) -> Response:
+        if found := await self._request(name):
+            return _json({"data": found})
+        raise ApiError(404, "No request of that id waits, runs, or is among those that ended last.")
 
     async def _list_requests(self, query: QueryParams) -> Response:
         return _json({"data": await self._requests(query.get("tenant"))})
 
     async def _pause_tenant(self, query: QueryParams, tenant: str, verb: str) -> Response:
         if not await self._pause(tenant, verb == "pause"):
-            raise ApiError(404, "There is no such tenant.")
+            raise ApiError(404, NO_TENANT)
         return _json({"id": tenant, "paused": verb == "pause"})
 
     async def _stop_request(self, query: QueryParams, name: str) -> Response:

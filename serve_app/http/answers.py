@@ -87,7 +87,8 @@ class Answer:
         yield events + writer.closing(self._usage())
 
     def _usage(self) -> Usage:
-        return usage(self.choices, self.prompts)
+        told = records.current().told_usage = usage(self.choices, self.prompts)
+        return told
 
 
 def best(pieces: Sequence[Piece], prompts: int, per_prompt: int, keep: int) -> list[int]:

@@ -275,7 +275,9 @@ class Api:
         """n choices for each prompt. What can be refused has been when this returns."""
         check_prompt_logprobs(body, prompts)
         reply = Reply(endpoint, model.name)
-        records.current().answer_id = reply.id
+        record = records.current()
+        record.answer_id, record.stream = reply.id, bool(body.stream)
+        record.choices = body.choices_per_prompt
         choices: list[Choice] = []
         bad = offer.encoder.bad_tokens(body.bad_words)
         alone = len(prompts) * body.choices_per_prompt == 1

@@ -7,7 +7,7 @@ time meanwhile is counted apart. The module knows neither HTTP nor the router.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 
@@ -20,8 +20,11 @@ class Phase(str, Enum):
     """Parsing, template, tokens, grammar."""
     ADMISSION = "admission"
     """Waiting for a grant: a quota, a fair turn, a free place."""
-    FIRST_TOKEN = "first_token"
-    """From the grant to the first token: the way to the replica, its queue, and the prompt."""
+    REPLICA_QUEUE = "replica_queue"
+    """Waiting in the replica, until a step computes for it."""
+    PREFILL = "prefill"
+    """The prompt, as far as it is not cached, up to the first token; and the way to the replica and
+    back. Without a first token, the queue there, too."""
     DECODE = "decode"
     """All later tokens."""
     TEXT = "text"
@@ -30,32 +33,67 @@ class Phase(str, Enum):
     """To the network: a reader that is slow shows here."""
 
 
-GENERATING = (Phase.ADMISSION, Phase.FIRST_TOKEN, Phase.DECODE)
+GENERATING = (Phase.ADMISSION, Phase.PREFILL, Phase.DECODE)
 """What a sequence goes through. Of several sequences, the one that is furthest counts."""
+MAX_TURNS = 32
+"""Turns that are kept: a request whose replicas are lost again and again takes no more memory."""
 
 
 class Breakdown:
     """Of one request. Used from one event loop."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: in seconds."""
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, since: float | None = None
+    ) -> None:
+        """clock: in seconds. since: when the request came, if that was before now."""
         self.seconds = dict.fromkeys(Phase, 0.0)
         """Up to the last change of phase."""
-        self._clock = clock
-        self._phase = Phase.READ
+        self.phase = Phase.READ
         self.beside: Phase | None = None
         """What is counted apart now."""
-        self._since = clock()
+        self.turns = [(Phase.READ, clock() if since is None else since)]
+        """When it entered which phase, by the clock. What is counted apart is not among them."""
+        self._clock = clock
+        self._since = self.turns[0][1]
 
     def enter(self, phase: Phase) -> None:
         """From now on."""
-        if phase is not self._phase:
+        if phase is not self.phase:
             self.count()
-            self._phase = phase
+            self.phase = phase
+            if len(self.turns) < MAX_TURNS:
+                self.turns.append((phase, self._since))
+
+    def split(self, seconds: float, earlier: Phase) -> None:
+        """The first so many seconds of the present phase belong to an earlier one."""
+        self.count()
+        seconds = max(0.0, min(seconds, self.seconds[self.phase]))
+        self.seconds[self.phase] -= seconds
+        self.seconds[earlier] += seconds
+        phase, at = self.turns[-1]
+        if phase is self.phase and seconds and len(self.turns) < MAX_TURNS:
+            self.turns[-1:] = [(earlier, at), (phase, at + seconds)]
+
+    def stop(self) -> None:
+        """The request is over: what passes from now on is none of its time."""
+        self.count()
+        over = self._since
+        self._clock = lambda: over
 
     def during(self, phase: Phase) -> Beside:
         """Count this apart from the request's phase, which may change meanwhile."""
         return Beside(self, phase)
+
+    @property
+    def counted_until(self) -> float:
+        """By the clock: the last change, or when `count` was called last."""
+        return self._since
+
+    def intervals(self) -> Iterator[tuple[Phase, float, float]]:
+        """Its turns until then: phase, begin and end, by the clock."""
+        ends = [at for _, at in self.turns[1:]]
+        for (phase, begin), end in zip(self.turns, [*ends, self._since], strict=True):
+            yield phase, begin, end
 
     def so_far(self) -> dict[Phase, float]:
         """Seconds in each phase until now."""
@@ -65,7 +103,7 @@ class Breakdown:
     def count(self) -> None:
         """What has passed since the last change."""
         now = self._clock()
-        self.seconds[self.beside or self._phase] += now - self._since
+        self.seconds[self.beside or self.phase] += now - self._since
         self._since = now
 
 

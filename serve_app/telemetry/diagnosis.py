@@ -226,7 +226,7 @@ def _few(facts: Facts) -> Verdict | None:
 
 
 def _prompts(facts: Facts) -> Verdict | None:
-    first, decode = facts.phases.get("first_token", 0.0), facts.phases.get("decode", 0.0)
+    first, decode = facts.phases.get("prefill", 0.0), facts.phases.get("decode", 0.0)
     if _has_time(facts) or first <= OF_PROMPTS * (first + decode):
         return None
     evidence = f"{first:.0%} of the requests' time went on prompts, {decode:.0%} on their answers"

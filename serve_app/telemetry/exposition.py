@@ -93,7 +93,7 @@ ALIASES: dict[str, list[Alias]] = {
     "fairstream_request_seconds": [Alias("vllm:e2e_request_latency_seconds", {}, OF_MODEL)],
     "fairstream_phase_seconds": [
         Alias("vllm:request_queue_time_seconds", {"phase": "admission"}, OF_MODEL),
-        Alias("vllm:request_prefill_time_seconds", {"phase": "first_token"}, OF_MODEL),
+        Alias("vllm:request_prefill_time_seconds", {"phase": "prefill"}, OF_MODEL),
         Alias("vllm:request_decode_time_seconds", {"phase": "decode"}, OF_MODEL),
     ],
     "fairstream_request_tokens": [

@@ -16,7 +16,7 @@ import msgspec
 from replica.messages import Ready, Stats
 from router.latencies import Latency
 from router.ledger import Usage
-from router.messages import GpuTime
+from router.messages import GpuTime, HeldBack
 from router.pricing import MICRO
 from router.snapshot import Snapshot, TenantSnapshot
 from serve_app.telemetry.instruments import OTHER, Instruments, Tenants
@@ -33,11 +33,9 @@ PERIOD_S = 2.0
 """How often each process tells. Ray passes on what was told last every ten seconds."""
 PART = 100
 """Tenants that are told of at once, which takes milliseconds."""
-HELD_BACK = ("concurrency", "fair_share", "capacity")
-"""See `TenantSnapshot.held_back`."""
 HELD_BACK_MEANS = (
     "Whether the tenant's next request waits, by why: its own concurrency, others that had less"
-    " than their share, or no place for anybody"
+    " than their share, no place for anybody, or no replica in service"
 )
 AHEAD_MEANS = "How far a tenant's counter is above the virtual time: it waits for who is behind"
 
@@ -162,8 +160,8 @@ class AdmissionMetrics:
         for model, value in tenant.virtual_times.items():
             self._ahead.set(value - virtual_times[model], tenant=label, model=model)
             why = tenant.held_back.get(model)
-            for reason in HELD_BACK:
-                self._held_back.set(reason == why, tenant=label, model=model, reason=reason)
+            for reason in HeldBack:
+                self._held_back.set(reason == why, tenant=label, model=model, reason=reason.value)
 
     def _tell_usage(self, tenant: str, usage: Usage) -> None:
         label = self._labels.label(tenant)
@@ -205,6 +203,14 @@ class IngressMetrics:
         self._phase_s = made.histogram(
             "fairstream_phase_seconds", "Where a request's time went", PHASE_S, "model", "phase"
         )
+        self._held_back_s = made.histogram(
+            "fairstream_held_back_seconds",
+            "How long a request waited for a place, by why: as `fairstream_held_back`, or `asking`"
+            " until Admission has answered",
+            FIRST_TOKEN_S,
+            "model",
+            "reason",
+        )
         self._sizes = made.histogram(
             "fairstream_request_tokens", "Tokens of a request", REQUEST_TOKENS, "model", "kind"
         )
@@ -223,6 +229,8 @@ class IngressMetrics:
         self._queue_s.observe(max(each.queued_s for each in record.sequences), **labels)
         for phase, seconds in phases.items():
             self._phase_s.observe(seconds, model=model, phase=phase.value)
+        for why, seconds in record.held_back().items():
+            self._held_back_s.observe(seconds, model=model, reason=why)
         for kind, tokens in record.tokens().items():
             self._sizes.observe(tokens, model=model, kind=kind)
         self._gap_s.add(record.gaps.counts, record.gaps.seconds, model=model)

@@ -22,6 +22,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.rate import Bucket
+from serve_app.arrivals import arrived_at
 from serve_app.request_ids import is_sane
 from serve_app.telemetry.breakdown import Breakdown, Phase, furthest, server_timing
 
@@ -36,6 +37,9 @@ PROBES = frozenset({"/health", "/ready"})
 """Asked every second, and answered with a 503 until all is up: only a failure is worth a line."""
 
 TIMING_HEADER = b"x-fairstream-timing"
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+MAX_TRACE_HEADER = 512
+"""Bytes; what W3C asks to be passed on. It is kept with each span until that is sent."""
 
 
 class Error(Protocol):
@@ -45,6 +49,13 @@ class Error(Protocol):
     message: str
     param: str | None
     code: str | None
+
+
+class Usage(Protocol):
+    """Tokens of a whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
 
 
 GAP_BOUNDS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0)
@@ -71,14 +82,31 @@ class SequenceRecord:
     prompt_tokens: int
     replicas: list[str] = field(default_factory=list)
     """One for each attempt."""
-    queued_s: float = 0.0
-    """Waited for grants."""
+    waits: dict[str, float] = field(default_factory=dict)
+    """Seconds that it waited for grants, by why."""
     cached_tokens: int = 0
     output_tokens: int = 0
     told_at: float = 0.0
     """When its last tokens came; 0 before the first ones."""
     phase: Phase | None = Phase.ADMISSION
     """None once it has ended."""
+
+    @property
+    def queued_s(self) -> float:
+        """Waited for grants."""
+        return sum(self.waits.values())
+
+    def add_wait(self, seconds: Mapping[str, float]) -> None:
+        """By why."""
+        self.waits = added(self.waits, seconds)
+
+    def answer(self, queued_s: float) -> None:
+        """Its first tokens have come, or some more. queued_s: its wait in the replica."""
+        if self.phase is not Phase.DECODE:
+            breakdown = self.request.breakdown
+            if breakdown.phase is Phase.PREFILL:  # else another sequence is further
+                breakdown.split(queued_s, Phase.REPLICA_QUEUE)
+            self.reach(Phase.DECODE)
 
     def reach(self, phase: Phase | None) -> None:
         """It is that far now; None: it has ended."""
@@ -107,10 +135,18 @@ class RequestRecord:
     error: Error | None = None
     """What the client was told, as its status or inside the stream."""
     sequences: list[SequenceRecord] = field(default_factory=list)
+    waits: dict[str, float] = field(default_factory=dict)
+    """As those of a sequence, before there were any."""
     status: int = 0
     """0 until the answer begins."""
     complete: bool = False
     """The client was sent all of it."""
+    stream: bool = False
+    """It asks for events."""
+    choices: int = 1
+    """Sequences for each of its prompts."""
+    told_usage: Usage | None = None
+    """Tokens, as the client was told."""
     breakdown: Breakdown = field(default_factory=Breakdown)
     gaps: Gaps = field(default_factory=Gaps)
 
@@ -119,6 +155,26 @@ class RequestRecord:
         """Empty without a valid key."""
         tenant = self.scope.get("state", {}).get("tenant")
         return tenant.id if tenant is not None else ""
+
+    @property
+    def path(self) -> str:
+        """Within the application."""
+        scope = self.scope
+        return str(scope.get("path", "")).removeprefix(scope.get("root_path", ""))
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """W3C's: of which trace it is a part. What is too long is left out."""
+        found: dict[str, str] = {}
+        for name, value in self.scope.get("headers", ()):
+            if name in TRACE_HEADERS and len(value) <= MAX_TRACE_HEADER:
+                found.setdefault(name.decode(), value.decode("latin-1"))
+        return found
+
+    @property
+    def line(self) -> str:
+        """Method and path."""
+        return f"{self.scope['method']} {self.scope.get('path', '')}"[:MAX_TEXT]
 
     @property
     def wants_timing(self) -> bool:
@@ -156,6 +212,26 @@ class RequestRecord:
         finally:
             sequence.reach(None)
 
+    @contextmanager
+    def waiting(self, why: str) -> Iterator[None]:
+        """It waits while it is prepared."""
+        began, before = time.monotonic(), self.waits
+        self.breakdown.enter(Phase.ADMISSION)
+        try:
+            yield
+        finally:
+            self.breakdown.enter(Phase.PREPARE)
+            self.waits = added(before, {why: time.monotonic() - began})
+
+    def held_back(self) -> dict[str, float]:
+        """Why it waited: the seconds of its phase ADMISSION, by the shares of the reasons for which
+        its sequences did."""
+        waits = self.waits
+        for sequence in self.sequences:
+            waits = added(waits, sequence.waits)
+        whole, seconds = sum(waits.values()), self.breakdown.seconds[Phase.ADMISSION]
+        return {why: seconds * s / whole for why, s in waits.items()} if whole else {}
+
     def advance(self) -> None:
         """To where its sequences are now."""
         phase = furthest(each.phase for each in self.sequences if each.phase is not None)
@@ -168,15 +244,36 @@ class RequestRecord:
         prompt = sum(each.prompt_tokens for each in self.sequences)
         return {"prompt": prompt, "output": sum(outputs), "longest": max(outputs, default=0)}
 
+    def usage(self) -> dict[str, int]:
+        """Tokens, each prompt once: as the client was told, or else until now."""
+        cached = sum(each.cached_tokens for each in self.sequences)
+        told, tokens = self.told_usage, self.tokens()
+        if told is not None:
+            prompt, output = told.prompt_tokens, told.completion_tokens
+        else:
+            prompt, output = tokens["prompt"] // self.choices, tokens["output"]
+        return {"input": prompt, "output": output, "cache_read.input": min(cached, prompt)}
+
     def fields(self) -> dict[str, object]:
-        """What its line has beside the fields of its context; values for JSON."""
+        """What its line has beside the fields of its context, once it is over; values for JSON."""
         told: dict[str, object] = {"status": self.status, "outcome": self.outcome}
         if self.error is not None:
             told |= {"reason": self.reason, "error": self.error.message[:MAX_TEXT]}
             if self.error.param:
                 told["param"] = self.error.param[:MAX_TEXT]
         told |= {name: value for name in ("model", "answer_id") if (value := getattr(self, name))}
-        return told | (_sums(self.sequences) if self.sequences else {})
+        seconds = self.breakdown.seconds
+        told["seconds"] = round(sum(seconds.values()), 6)
+        if self.sequences:
+            told |= _sums(self.sequences)
+            told["phases"] = {phase.value: round(s, 6) for phase, s in seconds.items()}
+            told["held_back"] = {why: round(s, 6) for why, s in self.held_back().items()}
+        return told
+
+
+def added(seconds: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """By why."""
+    return {why: seconds.get(why, 0.0) + more.get(why, 0.0) for why in {**seconds, **more}}
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
@@ -204,8 +301,8 @@ class Records:
         observe: Callable[[RequestRecord], None] = lambda record: None,
     ) -> None:
         """refusals: by tenant and reason, counted up here. request_id: what a proxy has called
-        the request that is served, where no header says it. observe: is told of each request that
-        was let in, at its end."""
+        the request that is served, where no header says it. observe: is told of each request at
+        its end, but for probes."""
         self._app, self._refusals, self._given_id = app, refusals, request_id
         self._observe = observe
         self._lines = _Lines()
@@ -214,7 +311,8 @@ class Records:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(scope, _request_id(scope, self._given_id()))
+        breakdown = Breakdown(since=arrived_at(scope))
+        record = RequestRecord(scope, _request_id(scope, self._given_id()), breakdown=breakdown)
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start" and record.wants_timing:
@@ -226,6 +324,8 @@ class Records:
                 record.status = message["status"]
             elif message["type"] == "http.response.body":
                 record.complete = not message.get("more_body", False)
+                if record.complete:  # what is left to do, nobody waits for
+                    record.breakdown.stop()
 
         token = _current.set(record)
         try:
@@ -236,27 +336,22 @@ class Records:
 
     def _close(self, record: RequestRecord) -> None:
         outcome, scope = record.outcome, record.scope
-        phases = record.breakdown.so_far()
-        path = str(scope.get("path", ""))
-        if path in PROBES and outcome != "failed":
+        record.breakdown.count()
+        if record.path in PROBES and outcome != "failed":
             return
         if outcome in ("refused", "failed"):
             self._refusals[record.tenant, record.reason] += 1
-        if record.sequences:
-            self._observe(record)
+        self._observe(record)
         left_out = self._lines.take(record.tenant, outcome == "refused")
         if left_out is None:
             return
-        fields = record.fields() | {"seconds": round(sum(phases.values()), 4)}
-        if record.sequences:
-            fields["phases"] = {phase.value: round(s, 4) for phase, s in phases.items()}
+        fields = record.fields()
         if not record.tenant and scope.get("client"):
             fields["client"] = str(scope["client"][0])
         if left_out:
             fields["left_out"] = left_out
         level = logging.WARNING if outcome == "failed" else logging.INFO
-        line = f"{scope['method']} {path}"[:MAX_TEXT]
-        logger.log(level, "%s", line, extra={"fields": fields})
+        logger.log(level, "%s", record.line, extra={"fields": fields})
 
 
 class _Lines:

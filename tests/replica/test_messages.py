@@ -17,6 +17,7 @@ def tokens(first: int, last: int) -> Output:
     return Output(
         "r", 1, first, tuple(range(100 + first, 100 + last)), "length" if last == 10 else None,
         cached_tokens=4, logprobs=told, prompt_logprobs=prompt, gpu_s=last / 10,
+        queued_s=0.5,
     )  # fmt: skip
 
 

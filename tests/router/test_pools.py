@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.messages import LeaseInfo, RefusalKind, RequestInfo, SyncReply
+from router.messages import HeldBack, LeaseInfo, RefusalKind, RequestInfo, Sync, SyncReply
 from tests.router.desk import Desk, ending, ids, info, refused
 from tests.router.world import World, assert_drained, tenants_of
 
@@ -24,6 +24,29 @@ def desk_of(slots: int = 9, **tenants: dict[str, object]) -> Desk:
 def leases(reply: SyncReply, *infos: RequestInfo) -> tuple[LeaseInfo, ...]:
     places = {grant.request_id: grant.replica for grant in reply.grants}
     return tuple(LeaseInfo(each, places[each.request_id]) for each in infos)
+
+
+def test_why_a_tenant_waits_is_told_to_those_that_show_it():
+    """Its own limit, others that had less, no room for anybody, no replica at all."""
+    desk = desk_of(1, a={"max_concurrency": 1}, b={}, c={}, idle={})
+    first = of("m", "first"), of("n", "other", "c")
+    running = desk.sync(*first)
+    assert running.held_back == {}
+    more = of("m", "more"), of("n", "of-b", "b"), of("n", "of-c", "c"), of("o", "cold", "b")
+    reply = desk.sync(*more, leases=leases(running, *first))
+    assert reply.held_back == {
+        "m": {"a": HeldBack.CONCURRENCY},
+        "n": {"b": HeldBack.CAPACITY, "c": HeldBack.FAIR_SHARE},
+        "o": {"b": HeldBack.NO_REPLICA},
+    }
+    tenants = desk.snapshot().tenants
+    assert {name: tenants[name].held_back for name in "abc"} == {
+        "a": {"m": HeldBack.CONCURRENCY},
+        "b": {"n": HeldBack.CAPACITY, "o": HeldBack.NO_REPLICA},
+        "c": {"n": HeldBack.FAIR_SHARE},
+    }
+    other = desk.router.sync(Sync("other", 1, 0, waiting=(of("n", "elsewhere", "c"),)))
+    assert {model: set(told) for model, told in other.held_back.items() if told} == {"n": {"c"}}
 
 
 def test_a_request_runs_on_a_replica_of_its_model_only():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 import uvicorn
 
 from router.cost import UsageReport, usage_report
@@ -30,8 +31,9 @@ from serve_app.http.api import create_app
 from serve_app.http.models import Offer
 from serve_app.http.rate_headers import RateHeaders
 from serve_app.protocol.limits import Limits
-from serve_app.telemetry.records import Records
-from serve_app.usage.tenant_states import tenant_state
+from serve_app.telemetry.recent import OwnRecent
+from serve_app.telemetry.records import Records, RequestRecord
+from serve_app.usage.tenant_states import tenant_states
 from tests.serve_app.admission_in_process import AdmissionInProcess
 from tests.serve_app.text_backend import byte_tokenizer
 from tests.serve_app.transport import Transport
@@ -95,6 +97,7 @@ async def metered_site(
     policy: FairPolicy | None = None,
     wall: Callable[[], float] = time.time,
     limits: Limits = NO_TOLL,
+    observe: Callable[[RequestRecord], None] = lambda record: None,
     **tenants: dict[str, Any],
 ) -> AsyncIterator[MeteredSite]:
     """`metered_site(a={"requests_per_minute": 2})`; keys are those of `key_of`."""
@@ -111,9 +114,16 @@ async def metered_site(
     offer = Offer("text", Fleet("text", client, streams), byte_tokenizer())
     app = create_app([offer], configured.find_by_key, limits, refused=client.early_refusals.refused)
     app.add_middleware(RateHeaders, limits_of=client.rate_limits)
-    app.add_middleware(AdminApi, **_administration(admission, client, streams, transport))
+    recent = OwnRecent("ingress")
+    administration = _administration(admission, client, streams, transport, recent)
+    app.add_middleware(AdminApi, **administration)
     refusals: Counter[tuple[str, str]] = Counter()
-    app.add_middleware(Records, refusals=refusals)
+
+    def note(record: RequestRecord) -> None:
+        recent.note(record)
+        observe(record)
+
+    app.add_middleware(Records, refusals=refusals, observe=note)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         # Clients may come back after seconds, and not find a connection that is just being closed.
@@ -146,14 +156,15 @@ def _administration(
     client: AdmissionClient,
     streams: StepStreams,
     transport: Transport,
+    recent: OwnRecent,
 ) -> dict[str, Any]:
     """What `AdminApi` asks for. Orders reach the ingress at once."""
     store, book = SqliteStore(":memory:"), OrderBook()
     tenants = admission.tenants.tenants
 
-    async def states() -> list[dict[str, Any]]:
-        known = admission.router.snapshot().tenants
-        return [tenant_state(tenant, known.get(tenant.id)) for tenant in tenants]
+    async def states(only: str | None) -> list[dict[str, Any]]:
+        paused, snapshot = book.orders.paused, admission.router.snapshot
+        return await tenant_states(tenants, snapshot, book.counts(), paused, only)
 
     async def usage(start: float, end: float, tenant: str | None) -> UsageReport:
         store.book(admission.router.take_journal(), 1_800_000_000.0)
@@ -165,6 +176,10 @@ def _administration(
     async def requests(tenant: str | None) -> list[dict[str, Any]]:
         book.show(admission.syncs[-1])
         return book.requests(tenant)
+
+    async def request(name: str) -> list[dict[str, Any]]:
+        book.show(admission.syncs[-1])
+        return book.find(name) + [msgspec.json.decode(each.told) for each in recent.find(name)]
 
     async def pause(tenant: str, on: bool) -> bool:
         book.pause(tenant, on)
@@ -187,6 +202,7 @@ def _administration(
         "usage": usage,
         "scaling": scaling,
         "requests": requests,
+        "request": request,
         "pause": pause,
         "stop": stop,
     }

@@ -63,6 +63,8 @@ class ScriptedEngine(EngineClient):
         self.running: dict[Key, tuple[Submit, int]] = {}
         self.known: set[Key] = set()
         self.commands: list[Command] = []
+        self.queued_s = 0.0
+        """What it says of the wait of each sequence."""
         self._step_s = float(config.model)
         self.traces: list[Trace] = []
         """Ordered, and not ended."""
@@ -144,7 +146,8 @@ class ScriptedEngine(EngineClient):
             last = position + 1 >= submit.sampling.max_tokens
             reason: FinishReason | None = "length" if last else None
             ids = (token(key[0], position),)
-            outputs.append(Output(*key, position, ids, reason, gpu_s=bill(submit, position)))
+            gpu_s, queued_s = bill(submit, position), self.queued_s
+            outputs.append(Output(*key, position, ids, reason, gpu_s=gpu_s, queued_s=queued_s))
             self.running[key] = (submit, position + 1)
             if last:
                 del self.running[key]

@@ -29,6 +29,8 @@ from router.tenant import Tenant
 from serve_app import admission as router_deployment
 from serve_app.admission import Admission
 from serve_app.settings import TenantsSource
+from serve_app.telemetry.exposition import Source
+from serve_app.telemetry.recent import Ended
 from tests.router.test_store import entry, journal
 from tests.serve_app.fleet.test_admission_client import until
 
@@ -160,6 +162,26 @@ async def test_requests_are_listed_and_stopped_by_the_ids_that_clients_know(
     assert await admission.stop_request("cmpl-c") == await admission.stop_request("") == 0
     orders = (await admission.watch("i", (0, 0))).notice.orders
     assert orders.stopped == {"cmpl-a", "cmpl-b-0"}
+
+
+async def test_what_processes_tell_of_requests_that_are_over_is_kept(admission: Admission) -> None:
+    """Of each once, however often it is told; and what runs under that id is told beside it."""
+    await admission.sync(shown(0, "cmpl-a-0"))
+    told = [Ended("j", number, "acme", (f"cmpl-{number}", "mine"), b"{}") for number in range(250)]
+    epochs = {await admission.take_metrics(Source("j", {}, b""), told) for _ in range(2)}
+    assert epochs == {admission._epoch}
+    assert await admission.find_request("cmpl-7") == ([told[7]], [])
+    assert (await admission.find_request("mine"))[0] == told[:-21:-1]
+    over, [running] = await admission.find_request("cmpl-a")
+    assert (over, running["state"]) == ([], "running")
+    assert await admission.find_request("none") == ([], [])
+
+
+async def test_one_tenant_is_asked_for(admission: Admission) -> None:
+    await admission.sync(shown(0, "cmpl-a-0"))
+    [state] = await admission.tenant_states("acme")
+    assert (state["id"], state["running"], state["why"]) == ("acme", 1, [])
+    assert await admission.tenant_states("nobody") == []
 
 
 async def test_what_runs_of_a_tenant_that_is_gone_stays_visible(admission: Admission) -> None:

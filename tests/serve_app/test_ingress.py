@@ -30,6 +30,8 @@ def built(names: list[str]) -> Any:
         _refusals=Counter(),
         _metrics=MagicMock(),
         _find_tenant=lambda key: None,
+        _find_request=MagicMock(),
+        _take_note=MagicMock(),
     )
     for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):
         setattr(parts, method, getattr(Ingress, method).__get__(parts))

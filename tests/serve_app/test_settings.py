@@ -38,6 +38,56 @@ def test_a_redis_without_its_client_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert "secret" not in str(caught.value)
 
 
+OTEL = ("OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spans_to", "variables", "url"),
+    [
+        (None, {}, None),
+        ("http://c:4318", {}, "http://c:4318/v1/traces"),
+        ("http://c:4318/", {}, "http://c:4318/v1/traces"),
+        ("https://c/otlp/v1/traces", {}, "https://c/otlp/v1/traces"),
+        (None, {"ENDPOINT": "http://e:4318"}, "http://e:4318/v1/traces"),
+        (None, {"ENDPOINT": "http://e:4318/otlp/"}, "http://e:4318/otlp/v1/traces"),
+        (None, {"ENDPOINT": "http://e", "TRACES_ENDPOINT": "http://t/x"}, "http://t/x"),
+        ("http://c", {"ENDPOINT": "http://e:4318"}, "http://c/v1/traces"),
+        (None, {"ENDPOINT": "http://e:4317", "PROTOCOL": "grpc"}, None),
+        (None, {"ENDPOINT": "http://e", "PROTOCOL": "grpc", "TRACES_PROTOCOL": "http/protobuf"},
+         "http://e/v1/traces"),
+        ("http://c", {"OTEL_SDK_DISABLED": "true"}, None),
+        (None, {"ENDPOINT": "http://e", "OTEL_TRACES_EXPORTER": "none"}, None),
+        (None, {"ENDPOINT": "http://e", "OTEL_TRACES_EXPORTER": "otlp"}, "http://e/v1/traces"),
+    ],
+)  # fmt: skip
+def test_spans_go_where_the_setting_says_or_opentelemetrys_variables(
+    spans_to: str | None,
+    variables: dict[str, str],
+    url: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in OTEL:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        known = name if name.startswith("OTEL_") else f"OTEL_EXPORTER_OTLP_{name}"
+        monkeypatch.setenv(known, value)
+    assert config(spans_to=spans_to).spans_url == url
+
+
+def test_spans_without_opentelemetry_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    for find_spec in (missing, lambda name: None):
+        monkeypatch.setattr(settings.importlib.util, "find_spec", find_spec)
+        with pytest.raises(ValidationError, match=r"pip install 'fairstream\[otel\]'"):
+            config(spans_to="http://collector:4318")
+    with pytest.raises(ValidationError, match="spans_to"):
+        config(spans_to="collector:4318")
+
+
 def test_a_price_of_a_gpu_is_an_amount_of_money() -> None:
     assert config(gpu_dollars_per_hour=2).gpu_dollars_per_hour == 2.0
     for price in (-1, float("nan"), float("inf"), "much"):

@@ -14,6 +14,9 @@ from router.messages import Outcome
 from serve_app.fleet import admission_client, engine_host, fleet, replica_link
 from serve_app.fleet.fleet import Fleet
 from serve_app.protocol.backend import EngineFailure, Enough, Refused, ShuttingDown, Unavailable
+from serve_app.telemetry import records
+from serve_app.telemetry.breakdown import Phase
+from serve_app.telemetry.records import RequestRecord
 from tests.serve_app.fleet_world import SLOTS, World, generation, until
 from tests.serve_app.scripted_engine import STEP_GPU_S, tokens
 
@@ -366,8 +369,12 @@ async def test_nothing_leaks_and_nothing_ends_twice_whatever_fails(seed: int, ra
     assert booked[Outcome.FAILED] == seen[Outcome.FAILED]
 
 
-async def test_where_replicas_sleep_the_first_request_waits_for_one_and_says_so() -> None:
-    """And nobody is turned away meanwhile: `/ready` stays 200."""
+async def test_where_replicas_sleep_the_first_request_waits_for_one_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And nobody is turned away meanwhile: `/ready` stays 200. Its record tells the wait."""
+    record = RequestRecord()
+    monkeypatch.setattr(records, "current", lambda: record)
     world = World()
     sleepy = Fleet("model", world.client, world.streams, sleeps=True)
     await world.start()
@@ -380,6 +387,9 @@ async def test_where_replicas_sleep_the_first_request_waits_for_one_and_says_so(
     world.admission.offer("a", SLOTS)
     world.streams.connect("a")
     assert (await asked).name == "model"
+    waited_s = record.breakdown.so_far()[Phase.ADMISSION]
+    assert record.held_back() == {"no_replica": pytest.approx(waited_s)}
+    assert waited_s > record.breakdown.seconds[Phase.PREPARE]
     await until(lambda: not world.admission.syncs[-1].sleepers)
     await world.close()
 

@@ -106,9 +106,9 @@ async def test_one_request_is_stopped_by_its_id() -> None:
 async def test_only_administrators_order_and_only_so(method: str, path: str) -> None:
     async with metered_site(a={}) as site:
         assert (await site.calls.request(method, path)).status_code == 401
-        wrong = {"GET": "DELETE"}.get(method, "GET")
+        wrong = {"POST": "GET"}.get(method, "PUT")
         reply = await order(site, wrong, path, 405)
-        assert reply.headers["allow"] == method
+        assert method in reply.headers["allow"].split(", ")
         assert (await site.ask()).status_code == 200
 
 
@@ -116,7 +116,7 @@ async def test_who_is_not_known_is_a_404() -> None:
     async with metered_site(a={}) as site:
         await order(site, "POST", "/admin/tenants/nobody/pause", 404)
         await order(site, "DELETE", "/admin/requests/nothing", 404)
-        await order(site, "POST", "/admin/tenants/a/stop", 401)  # a path like any other
+        await order(site, "POST", "/admin/tenant/a/stop", 401)  # a path like any other
 
 
 def test_what_was_stopped_is_told_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from router.tenant import digest
 from serve_app import environment
 from tests.models import save_tiny
+from tests.serve_app.collector import collector
 from tests.serve_app.on_ray.site import ADMIN_KEY, APP, BULK_KEY, KEY, MODEL, PAGE, Site, until
 
 REPLICAS = 2
@@ -15,6 +16,7 @@ MAX_ROWS = 32
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    "OTEL_BSP_SCHEDULE_DELAY": "500",
     **environment.DEFAULTS,
 }
 
@@ -28,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="package")
 async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """Gone when these tests are over: others start clusters of their own."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, collector() as taken:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         import ray
@@ -40,7 +42,7 @@ async def running_site(model: str, tmp_path_factory: pytest.TempPathFactory) -> 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         usage = tmp_path_factory.mktemp("usage") / "usage.db"
-        site = Site(port, configuration(model, str(usage)))
+        site = Site(port, configuration(model, str(usage), taken.url), taken)
         await site.deploy()
         yield site
         serve.shutdown()
@@ -60,7 +62,7 @@ async def site(running_site: Site) -> AsyncIterator[Site]:
     await until(running_site.at_rest)
 
 
-def configuration(model: str, usage: str) -> dict[str, object]:
+def configuration(model: str, usage: str, spans_to: str | None = None) -> dict[str, object]:
     engine = {
         "model": model,
         "dtype": "float32",
@@ -87,6 +89,7 @@ def configuration(model: str, usage: str) -> dict[str, object]:
         "usage": usage,
         "admin_keys": [digest(ADMIN_KEY)],
         "vllm_metrics": True,
+        "spans_to": spans_to,
         "api": {"cors_origins": [PAGE]},
     }
     application = {"name": APP, "import_path": "serve_app.app:build", "args": args}

@@ -19,6 +19,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from replica.messages import Stats
 from router.snapshot import Snapshot
+from tests.serve_app.collector import Collector
 
 APP = "fairstream"
 MODEL = "tiny"
@@ -34,8 +35,11 @@ DEPLOY_S = 150.0
 
 
 class Site:
-    def __init__(self, port: int, config: dict[str, Any]) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(
+        self, port: int, config: dict[str, Any], collector: Collector | None = None
+    ) -> None:
+        """collector: of the spans of all its requests."""
+        self.url, self.collector = f"http://127.0.0.1:{port}", collector or Collector()
         self._config = config
 
     def config(self) -> dict[str, Any]:

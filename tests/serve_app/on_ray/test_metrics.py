@@ -12,6 +12,7 @@ from prometheus_client.samples import Sample
 
 from router.tenant import digest
 from serve_app import top
+from tests.serve_app.collector import attributes, seconds
 from tests.serve_app.on_ray.conftest import REPLICAS
 from tests.serve_app.on_ray.exported import asked, exported
 from tests.serve_app.on_ray.site import ADMIN_KEY, KEY, MODEL, Site, complete, until
@@ -86,6 +87,34 @@ async def test_one_page_tells_of_all_processes(site: Site) -> None:
     engines = labels("vllm:cache_config_info")
     assert [each["model_name"] for each in engines] == [MODEL] * REPLICAS
     assert all(int(each["num_gpu_blocks"]) > 0 for each in engines)
+
+
+async def test_a_request_is_a_span_in_the_trace_of_its_client(site: Site) -> None:
+    """With the phases that Admission and an engine have told."""
+    trace, taken = "0af7651916cd43dd8448eb211c80319c", site.collector
+    headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+    async with site.openai() as client:
+        answer = await client.with_options(default_headers=headers).chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=20
+        )
+
+    async def has_come() -> bool:
+        return any(attributes(span).get("gen_ai.response.id") == answer.id for span in taken.spans)
+
+    await until(has_come, 10)
+    [root] = [
+        span for span in taken.spans if attributes(span).get("gen_ai.response.id") == answer.id
+    ]
+    told = attributes(root)
+    assert (root.trace_id.hex(), root.name) == (trace, f"chat {MODEL}")
+    assert answer.usage is not None
+    assert told["gen_ai.usage.input_tokens"] == answer.usage.prompt_tokens
+    assert told["gen_ai.usage.output_tokens"] == answer.usage.completion_tokens
+    children = taken.children(root)
+    assert [span.name for span in children] == ["admission", "replica_queue", "prefill", "decode"]
+    assert all(seconds(span) > 0 for span in children)
+    assert sum(map(seconds, children)) <= seconds(root)
+    assert taken.resource["service.instance.id"]
 
 
 async def test_top_shows_the_engines_and_who_asks(

@@ -13,6 +13,27 @@ from tests.serve_app.on_ray.site import ADMIN_KEY, BULK_KEY, KEY, MODEL, Site, u
 BODY = {"model": MODEL, "prompt": "on:", "max_tokens": 15000, "ignore_eos": True}
 
 
+async def test_what_became_of_a_request_is_told_by_every_ingress(site: Site) -> None:
+    """Also by those that have not served it."""
+    async with site.http() as acme, site.http(ADMIN_KEY) as admin:
+        short = BODY | {"max_tokens": 3}
+        replies = [await acme.post("/v1/completions", json=short) for _ in range(4)]
+        names = [name for each in replies
+                 for name in (each.json()["id"], each.headers["x-request-id"])]  # fmt: skip
+
+        async def all_are_told() -> bool:
+            found = [await admin.get(f"/admin/requests/{name}") for name in names * 4]
+            return all(each.status_code == 200 for each in found)
+
+        await until(all_are_told, 20)
+        [told] = (await admin.get(f"/admin/requests/{names[0]}")).json()["data"]
+        assert (told["outcome"], told["tenant"], told["output_tokens"]) == ("succeeded", "acme", 3)
+        assert told["phases"]["prefill"] > 0
+        assert (await acme.get(f"/admin/requests/{names[0]}")).status_code == 401
+        tenant = (await admin.get("/admin/tenants/acme")).json()
+        assert (tenant["id"], tenant["why"]) == ("acme", [])
+
+
 async def test_a_tenant_and_a_request_are_stopped_now(site: Site) -> None:
     """Whichever ingress has them, and wherever the tenant has gone."""
     async with site.http() as acme, site.http(BULK_KEY) as bulk, site.http(ADMIN_KEY) as admin:

@@ -14,7 +14,7 @@ HEALTHY = Facts(
     seconds=30.0,
     requests=100.0,
     device={"requests": 0.7, "surplus": 0.03, "bubble": 0.02, "starved": 0.0, "spare": 0.25},
-    phases={"read": 0.02, "prepare": 0.03, "admission": 0.05, "first_token": 0.2, "decode": 0.7},
+    phases={"read": 0.02, "prepare": 0.03, "admission": 0.05, "prefill": 0.2, "decode": 0.7},
     held_back={},
     limited={},
     preempted=0.0,
@@ -48,7 +48,7 @@ FULL = {"requests": 0.97, "spare": 0.01}
         ({"device": FULL, "held_back": {"concurrency": ["a"]}, "free": 0.9}, Cause.QUOTA),
         ({"phases": {"send": 0.6, "decode": 0.4}}, Cause.SLOW_READERS),
         ({"phases": {"prepare": 0.5, "text": 0.1, "decode": 0.4}}, Cause.FRONT_END),
-        ({"device": FULL, "phases": {"first_token": 0.8, "decode": 0.2}}, Cause.PROMPTS),
+        ({"device": FULL, "phases": {"prefill": 0.8, "decode": 0.2}}, Cause.PROMPTS),
         ({"device": FULL, "held_back": {"capacity": ["a"], "fair_share": ["b"]}}, Cause.DEVICE),
         (
             {

@@ -128,6 +128,7 @@ def test_what_a_tenant_has_left_and_why_it_waits() -> None:
         "concurrency": 0.0,
         "fair_share": 1.0,
         "capacity": 0.0,
+        "no_replica": 0.0,
     }
     assert values(found, "fairstream_service_ahead") == {(of_m, tenant): 2.0}
     assert values(found, "fairstream_credits") == {(of_m,): 3.0}

@@ -43,6 +43,8 @@ async def test_a_request_that_is_served_leaves_one_line(lines: Lines) -> None:
         reply = await site.ask(n=2, stop=["nowhere"])
         [line] = lines
         seconds, phases = line.pop("seconds"), line.pop("phases")
+        held_back = line.pop("held_back")
+        assert sum(held_back.values()) == pytest.approx(phases["admission"], abs=0.001)
         assert sum(phases.values()) == pytest.approx(seconds, abs=0.001)
         assert 0 <= line.pop("queued_s") < 5
         assert re.fullmatch("[0-9a-f]{32}", line.pop("request_id"))
