@@ -40,6 +40,6 @@ class NoteArrival:
 
 
 def arrived_at(scope: Mapping[str, Any]) -> float | None:
-    """By `time.monotonic` of this process; None if nobody has noted it, or another machine has."""
+    """By `time.monotonic` of this process; None if nobody has noted it, or by another clock."""
     clock, at = scope.get(KEY, ("", 0.0))
-    return at if clock == CLOCK else None
+    return at if clock == CLOCK and at <= time.monotonic() else None

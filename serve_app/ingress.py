@@ -194,10 +194,14 @@ class Ingress:
     def _take_note(self, record: RequestRecord) -> None:
         """A request is over."""
         self._recent.note(record)
-        if self._spans is not None:
-            self._spans.note(record)
         if record.sequences:
             self._metrics.observe(record)
+        if self._spans is not None:
+            try:
+                self._spans.note(record)
+            except Exception:  # of others' code, and no reason to break an answer
+                logger.exception("No more spans are sent")
+                self._spans = None
 
     async def _find_request(self, name: str) -> list[dict[str, Any]]:
         """Of this process alone while Admission is away."""
@@ -210,7 +214,8 @@ class Ingress:
             found = merged(found, elsewhere)
         except Exception as error:
             logger.warning("Admission could not be asked for a request: %r", error)
-        return unfinished + [msgspec.json.decode(each.told) for each in found]
+        over: list[dict[str, Any]] = [msgspec.json.decode(each.told) for each in found]
+        return unfinished + sorted(over, key=lambda each: -each["ended_at"])
 
     def _measured(self) -> Source:
         self._metrics.tell(self._refusals)
@@ -297,9 +302,13 @@ def _spans(config: AppConfig, process: str) -> Spans | None:
     if (url := config.spans_url) is None:
         return None
     if not has_opentelemetry():
-        logger.warning("No spans are sent to %s: pip install 'fairstream[otel]'", url)
+        logger.warning("No spans are sent: pip install 'fairstream[otel]'")
         return None
-    return Spans(url, process)
+    try:
+        return Spans(url, process)
+    except Exception:
+        logger.exception("No spans are sent")
+        return None
 
 
 def _load_offer(model: ModelConfig, fleet: Fleet) -> Offer:

@@ -83,3 +83,4 @@ async def test_another_machines_clock_is_not_believed() -> None:
     _, at = scope[arrivals.KEY]
     assert arrived_at({arrivals.KEY: ("another", at)}) is None
     assert arrived_at(SCOPE) is None
+    assert arrived_at({arrivals.KEY: (arrivals.CLOCK, at + 1000)}) is None  # as in a container

@@ -13,6 +13,9 @@ from fastapi import FastAPI
 from serve_app import ingress
 from serve_app.ingress import Ingress
 from serve_app.settings import AppConfig
+from serve_app.telemetry.metrics import IngressMetrics
+from serve_app.telemetry.recent import OwnRecent
+from serve_app.telemetry.records import RequestRecord
 from tests.models import byte_tokenizer
 
 LOAD_S = 0.4
@@ -57,6 +60,38 @@ async def test_the_loop_lives_while_tokenizers_load(monkeypatch: pytest.MonkeyPa
     assert isinstance(await building, FastAPI)
     assert loaded == ["some/a", "some/b", "some/c"]
     assert longest < LOAD_S / 2
+
+
+def noting(spans: Any) -> Any:
+    parts = SimpleNamespace(_recent=OwnRecent("i"), _metrics=IngressMetrics(), _spans=spans)
+    parts._take_note = Ingress._take_note.__get__(parts)
+    return parts
+
+
+def test_spans_that_fail_harm_no_request() -> None:
+    """What is told elsewhere of a request is told, and the next request has no span."""
+    spans = MagicMock()
+    spans.note.side_effect = ValueError("nobody's plan")
+    parts, record = noting(spans), RequestRecord({"method": "POST", "path": "/"}, "r")
+    for _ in range(2):
+        parts._take_note(record)
+    assert len(parts._recent.find("r")) == 2
+    assert spans.note.call_count == 1
+
+
+def test_an_ingress_starts_although_spans_cannot_be_sent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:secret@collector:4318")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    config = AppConfig.model_validate(
+        {"model_name": "m", "engine": {"model": "some/m"}, "tenants": []}
+    )
+    assert ingress._spans(config, "i") is None
+    monkeypatch.setattr(ingress, "has_opentelemetry", lambda: False)
+    assert ingress._spans(config, "i") is None
+    assert len(caplog.records) == 2
+    assert "secret" not in caplog.text
 
 
 async def test_a_tokenizer_that_cannot_be_loaded_ends_the_start(
