@@ -40,7 +40,7 @@ chart($("charts"), "Between tokens", tails("gap_s"), write.seconds);
 const tokens = [line("p50", "output", "output_per_s"), line("p95", "prompt", "prompt_per_s")];
 chart($("charts"), "Tokens a second", tokens, write.rate);
 const requests = [line("p50", "running", "running"), line("p95", "waiting", "waiting")];
-chart($("charts"), "Requests", requests, write.count);
+chart($("charts"), "Requests", requests, write.rate);
 
 function take(snapshot) {
   remember(snapshot);

@@ -97,8 +97,8 @@ const times = () => history.map((each) => each.t);
 
 function marks() {
   const span = spanS(), step = span > 150 ? 60 : span > 75 ? 30 : 15;
-  const steps = Array.from({ length: Math.floor(span / step) + 1 }, (_, index) => index);
-  return steps.map((index) => now() - step * index).reverse();
+  const count = Math.ceil((0.95 * span) / step);  // one at the very edge would run into the other axis
+  return Array.from({ length: count }, (_, index) => now() - step * (count - 1 - index));
 }
 
 function ago(_, at) {

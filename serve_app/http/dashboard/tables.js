@@ -54,14 +54,15 @@ function withSmall(cell, x, form, small) {
   if (small) cell.append(make("small", "", small));
 }
 
-function several(cell, values, form) {
-  const parts = Object.entries(values).map(([name, x]) => make("div", "", `${form(x)} ${name}`));
+function several(cell, values, words) {
+  const parts = Object.entries(values).map(([name, x]) => make("div", "", words(name, x)));
   cell.replaceChildren(...(parts.length ? parts : [NONE]));
 }
 
 function tails(name) {
   return (cell, item) => {
     const parts = item[name].map((x) => told(x, write.seconds));
+    cell.classList.add("wide");
     cell.textContent = item[name].every((x) => x === null) ? NONE : parts.join(" / ");
   };
 }
@@ -100,8 +101,8 @@ const byTenant = new Rows(document.getElementById("tenants"), (each) => each.ten
     withSmall(cell, one.waiting, write.count, why && `for ${why}`);
   }],
   ["output tokens /s", figure("output_per_s", write.rate)],
-  ["left this minute", (cell, one) => several(cell, one.rates_left, write.count)],
-  ["budget left", (cell, one) => several(cell, one.budgets_left, (x) => `${write.dollars(x)} this`)],
+  ["left this minute", (cell, one) => several(cell, one.rates_left, (limit, x) => `${write.count(x)} ${limit}`)],
+  ["budget left", (cell, one) => several(cell, one.budgets_left, (period, x) => `${period} ${write.dollars(x)}`)],
   ["refused", (cell, one) => {
     withSmall(cell, one.refused, write.count, one.refused_per_s && `${write.rate(one.refused_per_s)} /s`);
   }],
