@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from serve_app.telemetry import figures
-from serve_app.telemetry.readings import Readings, Scrape
+from serve_app.telemetry.exposition import merged
+from serve_app.telemetry.readings import Readings, Scrape, gathered
 from tests.serve_app.told_service import Service
 
 Served = dict[tuple[str, str], float]
@@ -92,7 +93,4 @@ def test_tails_are_in_seconds_and_none_where_nothing_was_observed() -> None:
 
 
 def scrape_of(service: Service, at: float) -> Scrape:
-    from serve_app.telemetry.exposition import merged
-    from serve_app.telemetry.readings import gathered
-
     return gathered(merged(service.sources()).values(), at)
