@@ -43,4 +43,6 @@ async def live_site(read: Read, port: int = 0) -> AsyncIterator[str]:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = server.force_exit = True
+            for connection in [*server.server_state.connections]:
+                connection.transport.abort()
             await serving
