@@ -35,6 +35,9 @@ MAX_ENGINES = 32
 MAX_TENANTS = 50
 """Those that are shown; the others are counted."""
 
+NOTHING_YET = b": nothing yet\n\n"
+"""A comment, as an event."""
+
 Read = Callable[[], Awaitable[list[Source]]]
 Start = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
@@ -52,7 +55,7 @@ class LiveFigures:
         self._read, self._start, self._ends = read, start, ends
         self._viewers = 0
         self._reading: asyncio.Task[None] | None = None
-        self._latest = b""
+        self._latest = NOTHING_YET
         self._tick = asyncio.Event()
 
     @contextmanager
@@ -70,7 +73,7 @@ class LiveFigures:
             self._viewers -= 1
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        yield self._latest or b": welcome\n\n"
+        yield self._latest
         while not self._ends():
             await self._tick.wait()
             yield self._latest
@@ -88,14 +91,14 @@ class LiveFigures:
                 self._tick = asyncio.Event()
                 await asyncio.sleep(PERIOD_S)
         finally:
-            self._latest = b""
+            self._latest = NOTHING_YET
 
 
 def _told(sources: list[Source], scrapes: deque[Scrape]) -> bytes:
     """One more reading, as an event."""
     scrapes.append(gathered(merged(sources).values(), time.monotonic()))
     if len(scrapes) < FEWEST:
-        return b": reading\n\n"
+        return NOTHING_YET
     return b"data: " + msgspec.json.encode(snapshot([*scrapes])) + b"\n\n"
 
 

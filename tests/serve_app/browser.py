@@ -63,7 +63,7 @@ async def opened(browser: Any, url: str, key: str = "", **options: Any) -> Async
     context = await browser.new_context(**options)
     page = await context.new_page()
     seen = Seen(page)
-    page.on("console", lambda said: said.type == "error" and seen.errors.append(said.text))
+    page.on("console", lambda said: seen.errors.extend([said.text] * (said.type == "error")))
     page.on("pageerror", lambda error: seen.errors.append(str(error)))
     page.on("request", lambda request: seen.hosts.add(urlsplit(request.url).netloc))
     await page.goto(url)

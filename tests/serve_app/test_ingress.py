@@ -10,7 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 from fastapi import FastAPI
 
+from router.tenant import digest
 from serve_app import ingress
+from serve_app.http.live_page import LivePage
 from serve_app.ingress import Ingress
 from serve_app.settings import AppConfig
 from tests.models import byte_tokenizer
@@ -21,19 +23,30 @@ LOAD_S = 0.4
 def built(names: list[str]) -> Any:
     """What Serve builds the application of, once its constructor is over."""
     models = [{"name": name, "engine": {"model": f"some/{name}"}} for name in names]
-    config = AppConfig.model_validate({"models": models, "tenants": []})
+    config = AppConfig.model_validate(
+        {"models": models, "tenants": [], "admin_keys": [digest("k")]}
+    )
     parts = SimpleNamespace(
         _config=config,
         _client=MagicMock(),
         _streams=dict.fromkeys(names, MagicMock()),
-        _departure=MagicMock(),
+        _departure=SimpleNamespace(leaves=False),
+        _admission=MagicMock(),
         _refusals=Counter(),
         _metrics=MagicMock(),
         _find_tenant=lambda key: None,
         _find_request=MagicMock(),
         _take_note=MagicMock(),
     )
-    for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):
+    for method in (
+        "_build_api",
+        "_exposition",
+        "_sources",
+        "_measured",
+        "_layers",
+        "_offer",
+        "__serve_build_asgi_app__",
+    ):
         setattr(parts, method, getattr(Ingress, method).__get__(parts))
     return parts
 
@@ -57,6 +70,16 @@ async def test_the_loop_lives_while_tokenizers_load(monkeypatch: pytest.MonkeyPa
     assert isinstance(await building, FastAPI)
     assert loaded == ["some/a", "some/b", "some/c"]
     assert longest < LOAD_S / 2
+
+
+async def test_who_watches_the_live_page_holds_up_no_departure() -> None:
+    ingress = built(["a"])
+    [live] = [each for each in ingress._layers() if each.cls is LivePage]
+    with live.kwargs["figures"].viewing() as events:
+        await anext(events)
+        ingress._departure.leaves = True
+        async with asyncio.timeout(5):
+            assert len([event async for event in events]) <= 1
 
 
 async def test_a_tokenizer_that_cannot_be_loaded_ends_the_start(
