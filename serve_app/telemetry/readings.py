@@ -58,11 +58,11 @@ class Readings:
 
     def mean(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
         """Over all readings; where there was none, it was zero."""
-        sums = defaultdict[tuple[str, ...], float](float)
+        series = defaultdict[tuple[tuple[str, str], ...], float](float)
         for each in self._all:
-            for key, value in _sums(each.metrics.get(name, {}), by, {}).items():
-                sums[key] += value / len(self._all)
-        return dict(sums)
+            for labels, value in each.metrics.get(name, {}).items():
+                series[labels] += value / len(self._all)
+        return _sums(series, by, {})
 
     def growth(self, name: str, *by: str, **only: str) -> dict[tuple[str, ...], float]:
         """Of a counter. As for Prometheus, one that fell began again at zero, and a series

@@ -17,7 +17,7 @@ const TILES = [
   ["running", "running", write.count],
   ["waiting", "waiting", write.count],
   ["refused_per_s", "refused /s", write.rate],
-  ["kv_used", "of the fullest KV", write.share],
+  ["kv_used", "KV used, fullest", write.share],
   ["dollars_per_hour", "spent /h", write.dollars],
 ];
 const tiles = TILES.map(([name, title, form]) => {
