@@ -68,8 +68,12 @@ function tails(name) {
 }
 
 function service(cell, tenant) {
-  if (!cell.firstChild) {
-    cell.append(make("span"), make("small"), make("span", "bar", make("i"), make("u")));
+  if (!tenant.share && !tenant.fair_share) {
+    cell.replaceChildren(NONE);
+    return;
+  }
+  if (!cell.firstElementChild) {
+    cell.replaceChildren(make("span"), make("small"), make("span", "bar", make("i"), make("u")));
   }
   const [share, fair, bar] = cell.children;
   show(share, tenant.share, write.share);
