@@ -87,6 +87,7 @@ class LiveFigures:
                     self._latest = await asyncio.to_thread(_told, sources, scrapes)
                 except Exception as error:
                     logger.warning("The live page has no figures: %r", error)
+                    self._latest = NOTHING_YET
                 self._tick.set()
                 self._tick = asyncio.Event()
                 await asyncio.sleep(PERIOD_S)

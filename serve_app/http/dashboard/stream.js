@@ -18,9 +18,10 @@ export async function follow(key, take, tell) {
   const mine = ++turn, goesOn = () => mine === turn;
   for (let failures = 0; goesOn(); failures += 1) {
     let why = "The server has closed the connection.", wait = Math.min(1 + failures, LONGEST_WAIT_S);
-    const heard = () => {
+    const heard = (hasFigures) => {
       failures = 0;
-      tell("live", "live");
+      if (hasFigures) tell("live", "live");
+      else tell("quiet", "waiting for figures");
     };
     try {
       await read(key, take, heard, goesOn);
@@ -53,10 +54,10 @@ async function read(key, take, heard, goesOn) {
       const { value, done } = await reader.read();
       if (done) return;
       last = Date.now();
-      heard();
       const events = (rest + value).split("\n\n");
       rest = events.pop();
       const newest = events.findLast((event) => event.startsWith(DATA));
+      if (events.length) heard(Boolean(newest));
       if (newest && goesOn()) shown(take, newest);
     }
   } finally {
