@@ -89,25 +89,18 @@ async def test_a_browser_asks_again_and_gets_only_what_is_new(client: httpx.Asyn
     assert (head.status_code, head.content) == (200, b"")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", "/dashboard", 405),
-        ("POST", "/admin/live", 405),
-        ("GET", "/dashboard/nothing.js", 404),
-        ("GET", "/dashboard/index.html", 404),
-        ("GET", "/dashboard/%2e%2e/live_page.py", 404),
-        ("GET", "/dashboards", 404),
-        ("GET", "/admin/live/", 404),
-    ],
-)
-async def test_what_there_is_not(
-    client: httpx.AsyncClient, method: str, path: str, status: int
-) -> None:
-    answer = await client.request(method, path, headers=ADMIN)
-    assert answer.status_code == status
-    if status == 405:
-        assert answer.headers["allow"] == "GET"
+async def test_what_there_is_not(client: httpx.AsyncClient) -> None:
+    for path in (
+        "/dashboard/nothing.js",
+        "/dashboard/index.html",
+        "/dashboard/%2e%2e/live_page.py",
+        "/dashboards",
+        "/admin/live/",
+    ):
+        assert (await client.get(path, headers=ADMIN)).status_code == 404, path
+    for path in ("/dashboard", "/admin/live"):
+        answer = await client.post(path, headers=ADMIN)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
 
 
 async def test_a_slash_more_leads_to_the_page(client: httpx.AsyncClient) -> None:
@@ -115,13 +108,11 @@ async def test_a_slash_more_leads_to_the_page(client: httpx.AsyncClient) -> None
     assert (answer.status_code, answer.url.path) == (200, "/dashboard")
 
 
-@pytest.mark.parametrize("key", ["", "Bearer wrong", "Basic fs-admin", "Bearer"])
-async def test_figures_are_for_administrators(
-    client: httpx.AsyncClient, server: Server, key: str
-) -> None:
-    answer = await client.get("/admin/live", headers={"Authorization": key})
-    assert answer.status_code == 401
-    assert answer.json()["error"]["code"] == "invalid_api_key"
+async def test_figures_are_for_administrators(client: httpx.AsyncClient, server: Server) -> None:
+    for key in ("", "Bearer wrong", f"Basic {KEY}", "Bearer"):
+        answer = await client.get("/admin/live", headers={"Authorization": key})
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
     assert server.reads == 0
 
 
@@ -178,7 +169,7 @@ async def test_who_reads_slowly_misses_events_and_holds_nobody_up(
 ) -> None:
     async with client.stream("GET", "/admin/live", headers=ADMIN) as slow:
         before = server.reads
-        await until(lambda: server.reads > before + 50)
+        await until(lambda: server.reads > before + 20)
         async with client.stream("GET", "/admin/live", headers=ADMIN) as quick:
             assert await first_data(quick)
         assert await first_data(slow)
