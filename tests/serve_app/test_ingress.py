@@ -26,27 +26,14 @@ def built(names: list[str]) -> Any:
     config = AppConfig.model_validate(
         {"models": models, "tenants": [], "admin_keys": [digest("k")]}
     )
-    parts = SimpleNamespace(
+    parts = MagicMock(
         _config=config,
-        _client=MagicMock(),
         _streams=dict.fromkeys(names, MagicMock()),
         _departure=SimpleNamespace(leaves=False),
-        _admission=MagicMock(),
         _refusals=Counter(),
-        _metrics=MagicMock(),
         _find_tenant=lambda key: None,
-        _find_request=MagicMock(),
-        _take_note=MagicMock(),
     )
-    for method in (
-        "_build_api",
-        "_exposition",
-        "_sources",
-        "_measured",
-        "_layers",
-        "_offer",
-        "__serve_build_asgi_app__",
-    ):
+    for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):
         setattr(parts, method, getattr(Ingress, method).__get__(parts))
     return parts
 
