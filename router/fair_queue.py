@@ -6,6 +6,7 @@ which band goes next.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from router.concurrency import Concurrency
@@ -25,6 +26,8 @@ class FairQueue:
         self.bands = tuple(PriorityBand(index, policy) for index in range(BANDS))
         self.waiting = 0
         """Requests of all tenants that wait."""
+        self.served = defaultdict[str, float](float)
+        """Service of every tenant since the start, as a cost: counters are lifted, this is not."""
         self._policy = policy
         self._order_weight = policy.lam * policy.w_q
         self._concurrencies = {} if concurrencies is None else concurrencies
@@ -104,6 +107,7 @@ class FairQueue:
         """Add to a tenant's service and to its expected output; either may be negative."""
         queue = self._tenants.get(tenant) or self.tenant(tenant)
         queue.counter.charge(cost, outstanding)
+        self.served[tenant] += cost
         if queue.eligible and (cost < 0 or cost + self._order_weight * outstanding < 0):
             queue.band.touch(queue)
 

@@ -18,6 +18,9 @@ class TenantSnapshot:
     """... this is."""
     virtual_times: dict[str, float]
     """Its counter in each model's pool: service had, as a cost divided by its weight."""
+    weight: float = 1.0
+    service: dict[str, float] = field(default_factory=dict)
+    """Had of each model since the start, as a cost."""
     held_micro_dollars: int = 0
     spent_micro_dollars: dict[str, int] = field(default_factory=dict)
     """By window of its budgets, those that are over left out once nothing is held in them."""
@@ -96,6 +99,8 @@ def _of_tenant(pools: Pools, name: str) -> TenantSnapshot:
         queued=sum(queue.queued for queue in known.values()),
         running=sum(len(queue.running) for queue in known.values()),
         virtual_times={model: queue.counter.value for model, queue in known.items()},
+        weight=next((queue.counter.weight for queue in known.values()), 1.0),
+        service={model: pool.queue.served.get(name, 0.0) for model, pool in pools.items()},
         held_micro_dollars=quota.reserved() if quota is not None else 0,
         spent_micro_dollars=quota.spent() if quota is not None else {},
         held_back={model: why for model, pool in pools.items() if (why := pool.held_back(name))},

@@ -39,6 +39,7 @@ from serve_app.fleet.timelines import WRITE_S, FleetTimelines, Timeline
 from serve_app.http.admin import AdminApi
 from serve_app.http.api import create_app
 from serve_app.http.disconnects import Disconnects
+from serve_app.http.live_page import LivePage
 from serve_app.http.metrics_page import MetricsPage
 from serve_app.http.models import Offer
 from serve_app.http.rate_headers import RateHeaders
@@ -46,6 +47,7 @@ from serve_app.protocol.backend import ShuttingDown
 from serve_app.settings import AppConfig, ModelConfig, has_opentelemetry, key_secret
 from serve_app.telemetry import records
 from serve_app.telemetry.exposition import Source, exposition
+from serve_app.telemetry.live import LiveFigures
 from serve_app.telemetry.metrics import PERIOD_S, IngressMetrics
 from serve_app.telemetry.recent import OwnRecent, merged
 from serve_app.telemetry.records import Records, RequestRecord
@@ -133,6 +135,9 @@ class Ingress:
             Middleware(RateHeaders, limits_of=self._client.rate_limits),
         ]
         if self._config.admin_keys:
+            figures = LiveFigures(self._sources, background.start, lambda: self._departure.leaves)
+            live = Middleware(LivePage, is_admin=self._config.is_admin, figures=figures)
+            layers.insert(0, live)  # where it hears of clients that hang up
             admin = Middleware(
                 AdminApi,
                 is_admin=self._config.is_admin,
@@ -223,13 +228,17 @@ class Ingress:
         return Source(self._name, {"ingress": self._name}, families)
 
     async def _exposition(self) -> bytes:
+        sources = await self._sources()
+        return await asyncio.to_thread(exposition, sources, self._config.vllm_metrics)
+
+    async def _sources(self) -> list[Source]:
         """Of this process alone while Admission is away."""
         sources = [self._measured()]
         try:
             sources += await answered(self._admission.metrics.remote(self._name), CALL_S)
         except Exception as error:
             logger.warning("Metrics are of this ingress alone, Admission did not answer: %r", error)
-        return await asyncio.to_thread(exposition, sources, self._config.vllm_metrics)
+        return sources
 
     async def _trace(self, model: str, replica: str, steps: int, seconds: float) -> Timeline:
         call = self._calls[model].trace(replica, steps, seconds)

@@ -1,7 +1,7 @@
 """`fairstream-top URL`: what a running server does, read from its `/metrics` every two seconds.
 
 The key of an administrator is read from FAIRSTREAM_ADMIN_KEY; addresses in `metrics_from` need
-none. It knows the metrics by name; that there are all of them, a test says.
+none.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -21,16 +20,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from serve_app.telemetry import figures
 from serve_app.telemetry.readings import Readings
 from serve_app.telemetry.scraping import KEY, Unreadable, fetch, metrics_url, plain
 
 WINDOW = 6
 """Scrapes, over which rates are taken: processes tell every two seconds, not in step with us."""
-STATES = ("requests", "surplus", "bubble", "starved", "spare", "starting")
-"""Of a device. All of them are shown but the last, which is over when there is something to see."""
 WORDS = ("held back by", "left this minute", "budget left")
 """Columns of several words."""
-Key = tuple[str, ...]
+NOTHING = "-"
 
 
 def page(readings: Readings, tenants: int) -> Group:
@@ -39,104 +37,81 @@ def page(readings: Readings, tenants: int) -> Group:
 
 
 def _models(readings: Readings) -> Table:
-    first, gap = "fairstream_first_token_seconds", "fairstream_gap_seconds"
-    columns: dict[str, Mapping[Key, str]] = {
-        "replicas": _each("{:.0f}", readings.value("fairstream_replicas", "model")),
-        "places": _each("{:.0f}", readings.value("fairstream_slots", "model")),
-        "free": _each("{:.0f}", readings.value("fairstream_credits", "model")),
-        "requests/s": _each("{:.1f}", readings.rate("fairstream_request_seconds_count", "model")),
-        "TTFT p50": _each(_seconds, readings.quantile(0.5, first, "model")),
-        "TTFT p95": _each(_seconds, readings.quantile(0.95, first, "model")),
-        "gap p50": _each(_seconds, readings.quantile(0.5, gap, "model")),
-        "gap p95": _each(_seconds, readings.quantile(0.95, gap, "model")),
-    }
-    return _table(("model",), columns, sorted(readings.value("fairstream_slots", "model")))
+    rows = [
+        (
+            *(each.model, f"{each.replicas:.0f}", f"{each.slots:.0f}", f"{each.free:.0f}"),
+            f"{each.requests_per_s:.1f}",
+            *map(_seconds, each.first_token_s[:2]),
+            *map(_seconds, each.gap_s[:2]),
+        )
+        for each in figures.models(readings)
+    ]
+    tails = ("TTFT p50", "TTFT p95", "gap p50", "gap p95")
+    return _table(("model",), ("replicas", "places", "free", "requests/s", *tails), rows)
 
 
 def _engines(readings: Readings) -> Table:
-    by = ("model", "replica")
-    grown = readings.growth("fairstream_gpu_seconds_total", *by, "state")
-    engines = sorted(readings.value("fairstream_rows", *by))
-    totals = {one: sum(grown.get((*one, state), 0.0) for state in STATES) for one in engines}
-    columns: dict[str, Mapping[Key, str]] = {
-        state: {
-            one: f"{grown.get((*one, state), 0.0) / total:.1%}"
-            for one, total in totals.items()
-            if total
-        }
-        for state in STATES[:-1]
-    }
-    sequences = "fairstream_engine_requests"
-    columns |= {
-        "run": _each("{:.0f}", readings.value(sequences, *by, state="running")),
-        "wait": _each("{:.0f}", readings.value(sequences, *by, state="waiting")),
-        "KV": _each("{:.0%}", readings.value("fairstream_kv_usage_ratio", *by)),
-        "tokens/s": _each(
-            "{:.0f}", readings.rate("fairstream_engine_tokens_total", *by, kind="output")
-        ),
-    }
-    return _table(by, columns, engines)
+    states = figures.STATES[:-1]  # the last is over when there is something to see
+    rows = [
+        (
+            *(each.model, each.replica),
+            *(f"{each.device[state]:.1%}" if each.device else NOTHING for state in states),
+            *(f"{each.running:.0f}", f"{each.waiting:.0f}", f"{each.kv_used:.0%}"),
+            f"{each.output_per_s:.0f}",
+        )
+        for each in figures.engines(readings)
+    ]
+    return _table(("model", "replica"), (*states, "run", "wait", "KV", "tokens/s"), rows)
 
 
 def _tenants(readings: Readings, most: int) -> Table:
-    tokens = readings.rate("fairstream_tokens_total", "tenant", kind="output")
-    waiting = readings.value("fairstream_requests_waiting", "tenant")
-    refusals = readings.rate("fairstream_refusals_total", "tenant")
-    dollars = readings.rate("fairstream_dollars_total", "tenant")
-    held = readings.value("fairstream_held_back", "tenant", "reason")
-    ahead = readings.value("fairstream_service_ahead", "tenant")
-    columns: dict[str, Mapping[Key, str]] = {
-        "run": _each("{:.0f}", readings.value("fairstream_requests_running", "tenant")),
-        "wait": _each("{:.0f}", waiting),
-        "held back by": _named({key: value for key, value in held.items() if value}),
-        "ahead": _each("{:,.0f}", ahead),
-        "tokens/s": _each("{:.0f}", tokens),
-        "refused/s": _each("{:.1f}", refusals),
-        "$/h": _each("{:.2f}", {key: 3600 * value for key, value in dollars.items()}),
-        "left this minute": _named(
-            readings.value("fairstream_rate_left", "tenant", "limit"), "{:,.0f} "
-        ),
-        "budget left": _named(
-            readings.value("fairstream_budget_left_dollars", "tenant", "period"), "${:,.2f} a "
-        ),
-    }
-    figures = (tokens, waiting, refusals)
-    known = set().union(*figures)
-    shown = sorted(known, key=lambda one: (*(-each.get(one, 0.0) for each in figures), one))
-    table = _table(("tenant",), columns, shown[:most])
-    if len(shown) > most:
-        table.caption = f"and {len(shown) - most} more"
+    found = figures.tenants(readings)
+    rows = [
+        (
+            each.tenant,
+            *(_maybe("{:.0f}", value) for value in (each.running, each.waiting)),
+            ", ".join(why.replace("_", " ") for why in each.held_back) or NOTHING,
+            _maybe("{:,.0f}", each.ahead),
+            f"{each.output_per_s:.0f}",
+            f"{each.refused_per_s:.1f}",
+            f"{each.dollars_per_hour:.2f}",
+            _named("{:,.0f} ", each.rates_left),
+            _named("${:,.2f} a ", each.budgets_left),
+        )
+        for each in found[:most]
+    ]
+    held, rates, budgets = WORDS
+    columns = ("run", "wait", held, "ahead", "tokens/s", "refused/s", "$/h", rates, budgets)
+    table = _table(("tenant",), columns, rows)
+    if len(found) > most:
+        table.caption = f"and {len(found) - most} more"
     return table
 
 
-def _each(form: Any, values: Mapping[Key, float]) -> dict[Key, str]:
-    write = form if callable(form) else form.format
-    return {key: write(value) for key, value in values.items()}
+def _maybe(form: str, value: float | None) -> str:
+    return NOTHING if value is None else form.format(value)
 
 
-def _named(values: Mapping[Key, float], form: str = "") -> dict[Key, str]:
-    """By tenant: all that it has, each with its name."""
-    told: dict[Key, str] = {}
-    for (tenant, name), value in sorted(values.items()):
-        one = form.format(value) + name.replace("_", " ")
-        told[tenant,] = f"{told[tenant,]}, {one}" if (tenant,) in told else one
-    return told
+def _named(form: str, values: Mapping[str, float]) -> str:
+    """All of them, each with its name."""
+    return ", ".join(form.format(value) + name for name, value in values.items()) or NOTHING
 
 
-def _seconds(value: float) -> str:
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return NOTHING
     return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.0f} ms"
 
 
-def _table(by: Key, columns: Mapping[str, Mapping[Key, str]], rows: list[Key]) -> Table:
+def _table(names: Sequence[str], columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """In a narrow terminal words give way: a figure that is cut is another figure."""
     table = Table(box=SIMPLE_HEAD, expand=True, padding=0, pad_edge=False)
-    for name in by:
+    for name in names:
         table.add_column(name, overflow="ellipsis")
     for name in columns:
         table.add_column(name, justify="right", no_wrap=name not in WORDS)
     for row in rows:
-        cells = (*row, *(values.get(row, "-") for values in columns.values()))
-        table.add_row(*map(_plain, cells))
+        table.add_row(*map(_plain, row))
     return table
 
 

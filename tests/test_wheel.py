@@ -26,7 +26,9 @@ def test_the_wheel_holds_the_server_and_no_more(tmp_path: Path) -> None:
     kernels = {
         str(file) for top in tops for end in ("cpp", "h") for file in Path(top).rglob(f"*.{end}")
     }
+    page = {str(file) for file in Path("serve_app/http/dashboard").iterdir()}
     assert kernels
-    assert code | kernels == {name for name in names if ".dist-info" not in name}
+    assert page
+    assert code | kernels | page == {name for name in names if ".dist-info" not in name}
     for name in ("check", "keys", "top"):
         assert f"fairstream-{name} = serve_app.{name}:main" in commands

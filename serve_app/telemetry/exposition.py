@@ -107,6 +107,16 @@ ALIASES: dict[str, list[Alias]] = {
 
 def exposition(sources: Iterable[Source], vllm_names: bool = False) -> bytes:
     """The text, in UTF-8. Raises msgspec.MsgspecError for a source that cannot be read."""
+    families = merged(sources)
+    if vllm_names:
+        families |= {each.name: each for each in _renamed(families)}
+    registry = CollectorRegistry()
+    registry.register(_Collected(families))
+    return generate_latest(registry)
+
+
+def merged(sources: Iterable[Source]) -> dict[str, Metric]:
+    """Families by name, of all sources. Raises msgspec.MsgspecError."""
     families: dict[str, Metric] = {}
     for source in sources:
         for name, kind, meaning, samples in _decoder.decode(source.families):
@@ -115,11 +125,7 @@ def exposition(sources: Iterable[Source], vllm_names: bool = False) -> bytes:
                 # When a series began is of no use beside so many.
                 if not sample.endswith("_created"):
                     family.add_sample(sample, labels | source.labels, value)
-    if vllm_names:
-        families |= {each.name: each for each in _renamed(families)}
-    registry = CollectorRegistry()
-    registry.register(_Collected(families))
-    return generate_latest(registry)
+    return families
 
 
 def _renamed(families: Mapping[str, Metric]) -> Iterator[Metric]:

@@ -39,6 +39,8 @@ HELD_BACK_MEANS = (
 )
 AHEAD_MEANS = "How far a tenant's counter is above the virtual time: it waits for who is behind"
 
+SERVICE_MEANS = "What a tenant was served, in tokens as the fair order counts them"
+
 
 class AdmissionMetrics:
     """Metrics of all requests, by tenant, and of the replicas' capacity."""
@@ -59,6 +61,8 @@ class AdmissionMetrics:
         of_model = ("tenant", "model")
         self._held_back = made.gauge("fairstream_held_back", HELD_BACK_MEANS, *of_model, "reason")
         self._ahead = made.gauge("fairstream_service_ahead", AHEAD_MEANS, *of_model)
+        self._weight = made.gauge("fairstream_weight", "A tenant's part beside others'", "tenant")
+        self._service = made.sum("fairstream_service", SERVICE_MEANS, *of_model)
         self._rates = made.gauge(
             "fairstream_rate_left", "What is left of a limit by minute", "tenant", "limit"
         )
@@ -146,9 +150,12 @@ class AdmissionMetrics:
                 self._running.set(tenant.running, tenant=label)
                 self._tell_limits(label, tenant)
                 self._tell_turns(label, tenant, state.virtual_times)
+            for model, cost in tenant.service.items():
+                self._service.tell(cost, name, tenant=self._labels.label(name), model=model)
             (self._busy.add if is_busy else self._busy.discard)(name)
 
     def _tell_limits(self, label: str, tenant: TenantSnapshot) -> None:
+        self._weight.set(tenant.weight, tenant=label)
         for limit, left in tenant.rates_left.items():
             self._rates.set(left, tenant=label, limit=limit)
         for period, micro_dollars in tenant.unspent_micro_dollars.items():

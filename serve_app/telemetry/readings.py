@@ -1,14 +1,15 @@
 """What readings of `GET /metrics` say: values now, growth since the first one, and quantiles.
 
-It knows Prometheus' text, not which metrics there are.
+It knows Prometheus' text and what that is written from, not which metrics there are.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 Series = dict[tuple[tuple[str, str], ...], float]
@@ -24,13 +25,18 @@ class Scrape(NamedTuple):
 
 def scrape(text: str, at: float) -> Scrape:
     """Raises ValueError if it is not Prometheus' text."""
-    metrics = defaultdict[str, Series](dict)
     try:
-        for family in text_string_to_metric_families(text):
-            for name, labels, value, *_ in family.samples:
-                metrics[name][tuple(sorted(labels.items()))] = value
+        return gathered(text_string_to_metric_families(text), at)
     except (ValueError, IndexError):  # it says which line, and that may be all of a web page
         raise ValueError("this is no text for Prometheus") from None
+
+
+def gathered(families: Iterable[Metric], at: float) -> Scrape:
+    """The same of what the text is written from."""
+    metrics = defaultdict[str, Series](dict)
+    for family in families:
+        for name, labels, value, *_ in family.samples:
+            metrics[name][tuple(sorted(labels.items()))] = value
     return Scrape(at, dict(metrics))
 
 
@@ -52,11 +58,11 @@ class Readings:
 
     def mean(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
         """Over all readings; where there was none, it was zero."""
-        sums = defaultdict[tuple[str, ...], float](float)
+        series = defaultdict[tuple[tuple[str, str], ...], float](float)
         for each in self._all:
-            for key, value in _sums(each.metrics.get(name, {}), by, {}).items():
-                sums[key] += value / len(self._all)
-        return dict(sums)
+            for labels, value in each.metrics.get(name, {}).items():
+                series[labels] += value / len(self._all)
+        return _sums(series, by, {})
 
     def growth(self, name: str, *by: str, **only: str) -> dict[tuple[str, ...], float]:
         """Of a counter. As for Prometheus, one that fell began again at zero, and a series

@@ -152,6 +152,20 @@ def test_progress_is_charged_once_and_never_goes_back():
     assert desk.snapshot().tenants["a"].virtual_times["m"] == 100 + 2 * 9
 
 
+def test_what_a_tenant_was_served_does_not_rise_when_its_counter_is_lifted():
+    desk = Desk(slots=1, a={"weight": 4.0, "burst": 0.0}, b={})
+    for name in ("1", "2", "3"):
+        desk.sync(info(name, "b"))
+        desk.sync(leases=(LeaseInfo(info(name, "b"), "r", 9, cached=0),))
+        desk.sync()
+    desk.sync(info("late"))
+    tenants = desk.snapshot().tenants
+    assert tenants["a"].virtual_times["m"] > 200
+    assert tenants["a"].service == {"m": 100.0}
+    assert tenants["b"].service == {"m": 3 * (100 + 2 * 9)}
+    assert (tenants["a"].weight, tenants["b"].weight) == (4.0, 1.0)
+
+
 def test_a_tenant_over_its_concurrency_waits():
     desk = Desk(slots=9, a={"max_concurrency": 2})
     a, b, c = infos(3)

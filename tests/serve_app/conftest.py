@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from router.tenant import Tenant, Tenants, digest
 from serve_app.http.api import create_app
 from serve_app.http.models import Offer
 from serve_app.protocol.limits import Limits
+from tests.serve_app.browser import launched
 from tests.serve_app.text_backend import TextBackend, byte_tokenizer
 from tests.serve_app.tokenizers_made import smollm2_tokenizer
 
@@ -39,6 +40,12 @@ class Site:
         while self.backend.running and time.monotonic() < deadline:
             time.sleep(0.005)
         assert self.backend.running == 0
+
+
+@pytest.fixture(scope="session")
+async def browser() -> AsyncIterator[Any]:
+    async with launched() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

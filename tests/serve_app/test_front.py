@@ -154,6 +154,7 @@ async def test_who_hangs_up_ends_the_work(site: MeteredSite, front: str, stream:
         "/admin/tenants",
         "//admin/tenants",
         "/%61dmin/tenants",
+        "/dashboard",
         "/metrics",
         "/-/routes",
         "/-/healthz",

@@ -10,7 +10,9 @@ from unittest.mock import MagicMock
 import pytest
 from fastapi import FastAPI
 
+from router.tenant import digest
 from serve_app import ingress
+from serve_app.http.live_page import LivePage
 from serve_app.ingress import Ingress
 from serve_app.settings import AppConfig
 from serve_app.telemetry.metrics import IngressMetrics
@@ -24,17 +26,15 @@ LOAD_S = 0.4
 def built(names: list[str]) -> Any:
     """What Serve builds the application of, once its constructor is over."""
     models = [{"name": name, "engine": {"model": f"some/{name}"}} for name in names]
-    config = AppConfig.model_validate({"models": models, "tenants": []})
-    parts = SimpleNamespace(
+    config = AppConfig.model_validate(
+        {"models": models, "tenants": [], "admin_keys": [digest("k")]}
+    )
+    parts = MagicMock(
         _config=config,
-        _client=MagicMock(),
         _streams=dict.fromkeys(names, MagicMock()),
-        _departure=MagicMock(),
+        _departure=SimpleNamespace(leaves=False),
         _refusals=Counter(),
-        _metrics=MagicMock(),
         _find_tenant=lambda key: None,
-        _find_request=MagicMock(),
-        _take_note=MagicMock(),
     )
     for method in ("_build_api", "_layers", "_offer", "__serve_build_asgi_app__"):
         setattr(parts, method, getattr(Ingress, method).__get__(parts))
@@ -92,6 +92,16 @@ def test_an_ingress_starts_although_spans_cannot_be_sent(
     assert ingress._spans(config, "i") is None
     assert len(caplog.records) == 2
     assert "secret" not in caplog.text
+
+
+async def test_who_watches_the_live_page_holds_up_no_departure() -> None:
+    ingress = built(["a"])
+    [live] = [each for each in ingress._layers() if each.cls is LivePage]
+    with live.kwargs["figures"].viewing() as events:
+        await anext(events)
+        ingress._departure.leaves = True
+        async with asyncio.timeout(5):
+            assert len([event async for event in events]) <= 1
 
 
 async def test_a_tokenizer_that_cannot_be_loaded_ends_the_start(

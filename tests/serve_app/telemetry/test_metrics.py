@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,20 @@ def test_a_queue_that_has_emptied_is_told_once_more_and_an_idle_tenant_never(tol
     told.clear()
     shown.tell(state(0, 0, Usage()))
     assert not [name for name, _ in told if name.startswith("fairstream_requests")]
+
+
+def test_weight_and_service_are_told_of_who_had_some(told: Told) -> None:
+    one = TenantSnapshot(
+        queued=1, running=1, virtual_times={"m": 9.0}, weight=3.0, service={"m": 70.0, "n": 0.0}
+    )
+    gone = TenantSnapshot(queued=0, running=0, virtual_times={"m": 9.0}, service={"m": 50.0})
+    shown = AdmissionMetrics()
+    shown.tell(
+        replace(state(0, 0, Usage()), virtual_times={"m": 9.0}, tenants={"a": one, "b": gone})
+    )
+    assert told["fairstream_weight", ("a",)] == 3.0
+    service = {key: value for (name, key), value in told.items() if name == "fairstream_service"}
+    assert service == {("a", "m"): 70.0, ("b", "m"): 50.0}
 
 
 def test_a_replica_that_drains_offers_nothing_and_a_model_may_have_none(told: Told) -> None:
