@@ -1,4 +1,5 @@
-"""`/dashboard`, a page that shows what the server does now, and `GET /admin/live`, which it reads.
+"""`/dashboard`, a page that shows what the server does now, `GET /admin/live`, which it reads, and
+`GET /admin/doctor?seconds=10`, which says what limits the server.
 
 The page and what belongs to it are files that hold no data, so anybody may have them. The figures
 are for administrators: the page asks for the key and shows it to nobody but this server. The module
@@ -12,17 +13,18 @@ from collections.abc import Callable
 from importlib.resources import files
 from typing import NamedTuple
 
-from starlette.datastructures import Headers
+import msgspec
+from starlette.datastructures import Headers, QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.http.auth import bearer_key, unauthorized
-from serve_app.http.streaming import EventStream
-from serve_app.protocol.errors import ApiError, from_exception, retry_after
-from serve_app.telemetry.live import LiveFigures, TooManyViewers
+from serve_app.http.streaming import EventStream, unless_disconnected
+from serve_app.protocol.errors import ApiError, from_exception, invalid, retry_after
+from serve_app.telemetry.live import LiveFigures, NoFigures, TooManyViewers
 
-PAGE, LIVE = "/dashboard", "/admin/live"
+PAGE, LIVE, DOCTOR = "/dashboard", "/admin/live", "/admin/doctor"
 TYPES = {
     "html": "text/html",
     "css": "text/css",
@@ -40,6 +42,8 @@ HEADERS = {
 }
 """No script but ours runs on the page, and it calls no other server."""
 RETRY_S = 10.0
+SECONDS, LEAST_S, MOST_S = 10.0, 9.0, 30.0
+"""How long the doctor watches."""
 
 
 class _File(NamedTuple):
@@ -64,13 +68,13 @@ class LivePage:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-        is_ours = path == LIVE or path == f"{PAGE}/" or path in self._files
+        is_ours = path in (LIVE, DOCTOR) or path == f"{PAGE}/" or path in self._files
         if scope["type"] != "http" or not is_ours:
             await self._app(scope, receive, send)
             return
         try:
-            if path == LIVE:
-                await self._stream(scope, receive, send)
+            if path in (LIVE, DOCTOR):
+                await self._show(path, scope, receive, send)
             else:
                 await self._file(path, scope)(scope, receive, send)
         except ClientDisconnect:
@@ -84,19 +88,43 @@ class LivePage:
             return RedirectResponse(f"..{PAGE}")  # what it names lies beside it
         return self._files[path].response(Headers(scope=scope).get("if-none-match"))
 
-    async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _show(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises ApiError before anything is sent."""
         if not self._is_admin(bearer_key(Headers(scope=scope)) or ""):
             raise unauthorized()
         _allow(scope, "GET")
         try:
+            if path == DOCTOR:
+                await self._diagnose(scope, receive, send)
+                return
             with self._figures.viewing() as events:
                 await EventStream(events)(scope, receive, send)
         except TooManyViewers:
-            message = "As many as may look at this page at once do."
+            message = "As many as may look at once do."
             raise ApiError(
                 503, message, code="too_many_viewers", headers=retry_after(RETRY_S)
             ) from None
+        except NoFigures:
+            message = "Nothing can be read of what the server does now."
+            raise ApiError(503, message, headers=retry_after(RETRY_S)) from None
+
+    async def _diagnose(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = _seconds(QueryParams(scope["query_string"]).get("seconds"))
+        found = await unless_disconnected(receive, self._figures.diagnosis(seconds))
+        response = Response(msgspec.json.encode(found), media_type="application/json")
+        await response(scope, receive, send)
+
+
+def _seconds(text: str | None) -> float:
+    """Raises ApiError."""
+    try:
+        seconds = SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = 0.0
+    if not LEAST_S <= seconds <= MOST_S:
+        message = f"'seconds' must be a number from {LEAST_S:g} to {MOST_S:g}."
+        raise invalid(message, "seconds")
+    return seconds
 
 
 def _allow(scope: Scope, *methods: str) -> None:

@@ -8,8 +8,9 @@ is the bottleneck. Where devices have time to spare, the requests' own time says
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 from serve_app.telemetry.readings import Readings
 
@@ -137,8 +138,10 @@ def diagnose(facts: Facts) -> Verdict:
 def _too_little(facts: Facts) -> Verdict | None:
     if facts.seconds >= MIN_SECONDS and facts.device:
         return None
-    told = f"{facts.seconds:.0f} s of metrics"
-    return Verdict(Cause.TOO_LITTLE, told, f"watch for {MIN_SECONDS:.0f} s or longer")
+    if facts.seconds >= MIN_SECONDS:
+        return Verdict(Cause.TOO_LITTLE, "no engine tells of itself", "is there a replica yet?")
+    seen = f"{facts.seconds:.0f} s of metrics"
+    return Verdict(Cause.TOO_LITTLE, seen, f"watch for {MIN_SECONDS:.0f} s or longer")
 
 
 def _kv(facts: Facts) -> Verdict | None:
@@ -297,6 +300,17 @@ def _shares(parts: Mapping[tuple[str, ...], float]) -> dict[str, float]:
     return {name: part / whole for (name,), part in parts.items()} if whole > 0 else {}
 
 
+def told(verdict: Verdict, facts: Facts) -> dict[str, Any]:
+    """For programs: values for JSON."""
+    return {
+        "seconds": facts.seconds,
+        **asdict(verdict),
+        "devices": facts.device,
+        "busy_with": facts.limits,
+        "requests": facts.phases,
+    }
+
+
 def lines(verdict: Verdict, facts: Facts) -> Iterator[str]:
     """For people."""
     yield verdict.cause.value
@@ -306,5 +320,5 @@ def lines(verdict: Verdict, facts: Facts) -> Iterator[str]:
         yield f"  worth    {verdict.worth}"
     shown = (("devices", facts.device), ("busy with", facts.limits), ("requests", facts.phases))
     for title, shares in shown:
-        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
-        yield f"{title:<10}{told or '-'}"
+        parts = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+        yield f"{title:<10}{parts or '-'}"

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from serve_app.telemetry import figures
-from serve_app.telemetry.diagnosis import Facts, diagnose
+from serve_app.telemetry.diagnosis import Facts, diagnose, told
 from serve_app.telemetry.exposition import Source, merged
 from serve_app.telemetry.readings import Readings, Scrape, gathered
 
@@ -46,6 +46,10 @@ class TooManyViewers(Exception):
     """Nobody else may look now."""
 
 
+class NoFigures(Exception):
+    """Nothing could be read."""
+
+
 class LiveFigures:
     """Used from one event loop."""
 
@@ -56,6 +60,7 @@ class LiveFigures:
         self._viewers = 0
         self._reading: asyncio.Task[None] | None = None
         self._latest = NOTHING_YET
+        self._scrapes = deque[Scrape](maxlen=WINDOW)
         self._tick = asyncio.Event()
 
     @contextmanager
@@ -72,6 +77,16 @@ class LiveFigures:
         finally:
             self._viewers -= 1
 
+    async def diagnosis(self, seconds: float) -> dict[str, object]:
+        """What the doctor says once somebody has looked for so long; values for JSON. Raises
+        TooManyViewers, and NoFigures."""
+        with self.viewing():
+            await asyncio.sleep(seconds)
+            if len(self._scrapes) < FEWEST:
+                raise NoFigures
+            facts = await asyncio.to_thread(Facts.of, Readings([*self._scrapes]))
+            return told(diagnose(facts), facts)
+
     async def _events(self) -> AsyncGenerator[bytes, None]:
         yield self._latest
         while not self._ends():
@@ -79,12 +94,12 @@ class LiveFigures:
             yield self._latest
 
     async def _keep_reading(self) -> None:
-        scrapes = deque[Scrape](maxlen=WINDOW)
+        self._scrapes.clear()
         try:
             while self._viewers:
                 try:
                     sources = await self._read()
-                    self._latest = await asyncio.to_thread(_told, sources, scrapes)
+                    self._latest = await asyncio.to_thread(_told, sources, self._scrapes)
                 except Exception as error:
                     logger.warning("The live page has no figures: %r", error)
                     self._latest = NOTHING_YET

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from serve_app.http import live_page
 from serve_app.telemetry import live
 from serve_app.telemetry.live import MAX_VIEWERS
 from tests.serve_app.live_site import KEY, live_site
@@ -173,3 +174,48 @@ async def test_who_reads_slowly_misses_events_and_holds_nobody_up(
         async with client.stream("GET", "/admin/live", headers=ADMIN) as quick:
             assert await first_data(quick)
         assert await first_data(slow)
+
+
+async def test_the_doctor_watches_and_says_what_limits_the_server(
+    client: httpx.AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_page, "LEAST_S", 0.2)
+    answer = await client.get("/admin/doctor?seconds=0.3", headers=ADMIN)
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["cause"] == "too little to say"  # of less than a second
+    assert 0 < found["seconds"] < 1
+    assert found["evidence"]
+    assert found["advice"]
+    assert sum(found["devices"].values()) == pytest.approx(1)
+    assert server.reads > 4
+
+
+@pytest.mark.parametrize("seconds", ["0", "8", "31", "nan", "inf", "-1", "long", ""])
+async def test_the_doctor_watches_neither_too_briefly_nor_for_ever(
+    client: httpx.AsyncClient, server: Server, seconds: str
+) -> None:
+    answer = await client.get("/admin/doctor", params={"seconds": seconds}, headers=ADMIN)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "seconds"
+    assert server.reads == 0
+
+
+async def test_the_doctor_is_for_administrators(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/admin/doctor")).status_code == 401
+    answer = await client.post("/admin/doctor", headers=ADMIN)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+async def test_a_doctor_who_can_read_nothing_says_so(
+    client: httpx.AsyncClient, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_page, "LEAST_S", 0.1)
+
+    def fail() -> list:
+        raise ConnectionError
+
+    monkeypatch.setattr(server._service, "sources", fail)
+    answer = await client.get("/admin/doctor?seconds=0.2", headers=ADMIN)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
