@@ -7,7 +7,7 @@ say, nor when to dispatch.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from itertools import count, islice
 
 from router.accounts import Accounts
@@ -214,16 +214,22 @@ class Dispatcher:
                 request.outstanding = 0
         request.state = PARKED
 
-    def held_back(self, tenant: str) -> HeldBack | None:
-        """Why the next request of a tenant waits, if one does."""
-        queue = self.queue.tenants().get(tenant)
-        if queue is None or not queue.queued:
-            return None
-        if not queue.eligible:
-            return HeldBack.CONCURRENCY
-        if not any(replica.slots for replica in self.credits.replicas().values()):
-            return HeldBack.NO_REPLICA
-        return HeldBack.CAPACITY if queue.band.first() is queue else HeldBack.FAIR_SHARE
+    def held_back(self, tenants: Set[str]) -> dict[str, HeldBack]:
+        """Why the next request of each of the tenants waits, where one does."""
+        queues = self.queue.tenants()
+        firsts = {band.first() for band in self.queue.bands}
+        serves = any(replica.slots for replica in self.credits.replicas().values())
+        found = {}
+        for name in tenants & queues.keys():
+            if not (queue := queues[name]).waiting:
+                continue
+            if not queue.eligible:
+                found[name] = HeldBack.CONCURRENCY
+            elif not serves:
+                found[name] = HeldBack.NO_REPLICA
+            else:
+                found[name] = HeldBack.CAPACITY if queue in firsts else HeldBack.FAIR_SHARE
+        return found
 
     def expire(self) -> None:
         """Withdraw the credits of silent replicas: grants not taken up wait again, first."""

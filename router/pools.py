@@ -84,13 +84,10 @@ class Pools:
         for pool in self:
             pool.expire()
 
-    def held_back(self, tenants: Collection[str]) -> dict[str, dict[str, HeldBack]]:
+    def held_back(self, tenants: Set[str]) -> dict[str, dict[str, HeldBack]]:
         """By model, why the next request of each of the tenants waits, where one does."""
-        found = {}
-        for model, pool in self.items() if self.waiting else ():
-            reasons = ((name, pool.held_back(name)) for name in tenants)
-            found[model] = {name: why for name, why in reasons if why is not None}
-        return found
+        waited_for = [(model, pool) for model, pool in self.items() if pool.queue.waiting]
+        return {model: pool.held_back(tenants) for model, pool in waited_for}
 
     def virtual_times(self, tenants: Set[str]) -> dict[str, dict[str, float]]:
         """By model, of those of the tenants that its pool knows."""

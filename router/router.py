@@ -395,5 +395,5 @@ class Router:
             rate_limits={
                 name: quotas[name].rate_limits() for name in tenants.union(asking) & quotas.keys()
             },
-            held_back=self._pools.held_back(ingress.tenants),
+            held_back=self._pools.held_back(ingress.tenants.keys()),
         )

@@ -70,10 +70,11 @@ def take_snapshot(
     names = tenants
     if names is None:
         names = dict.fromkeys(name for queue in queues.values() for name in queue.tenants())
+    held_back = pools.held_back(set(names))
     return Snapshot(
         epoch=epoch,
         virtual_times={model: queue.virtual_time for model, queue in queues.items()},
-        tenants={name: _of_tenant(pools, name) for name in names},
+        tenants={name: _of_tenant(pools, name, held_back) for name in names},
         replicas={
             replica.name: ReplicaSnapshot(
                 model=model,
@@ -91,7 +92,9 @@ def take_snapshot(
     )
 
 
-def _of_tenant(pools: Pools, name: str) -> TenantSnapshot:
+def _of_tenant(
+    pools: Pools, name: str, held_back: Mapping[str, Mapping[str, HeldBack]]
+) -> TenantSnapshot:
     queues = {model: pool.queue.tenants().get(name) for model, pool in pools.items()}
     known = {model: queue for model, queue in queues.items() if queue is not None}
     quota = pools.accounts.quotas.get(name)
@@ -103,7 +106,7 @@ def _of_tenant(pools: Pools, name: str) -> TenantSnapshot:
         service={model: pool.queue.served.get(name, 0.0) for model, pool in pools.items()},
         held_micro_dollars=quota.reserved() if quota is not None else 0,
         spent_micro_dollars=quota.spent() if quota is not None else {},
-        held_back={model: why for model, pool in pools.items() if (why := pool.held_back(name))},
+        held_back={model: of[name] for model, of in held_back.items() if name in of},
         rates_left=quota.rate_limits().left() if quota is not None else {},
         unspent_micro_dollars=quota.unspent() if quota is not None else {},
     )
