@@ -194,7 +194,6 @@ def main() -> None:
         right.append(cause is planted.cause)
         report.add(f"right.{planted.name.replace(' ', '_')}", [float(right[-1])])
     report.add("doctor_right_share", [sum(right) / len(right)])
-    report.keep(chosen.json)  # `benchmarks.seeing` writes into the same file
     report.write(chosen.json)
 
 
