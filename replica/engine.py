@@ -143,7 +143,8 @@ class Engine:
     def advance(self) -> None:
         """One turn of the loop, of the kind that the configuration asks for."""
         self._step(self)
-        self.tracer.end_turn()
+        if self.tracer.end_turn():
+            self.pipeline.renew_graphs()
 
     @property
     def busy(self) -> bool:

@@ -61,10 +61,10 @@ class Tracer:
         ended, self.ended = self.ended, ()
         return ended
 
-    def end_turn(self) -> None:
-        """Between steps: a trace that is complete is written."""
+    def end_turn(self) -> bool:
+        """Between steps: a trace that is complete is written. Returns whether there was one."""
         if self._open is None or not self._open.is_over:
-            return
+            return False
         ended, self._open = self._open, None
         try:
             ended.write(self._device)
@@ -73,6 +73,7 @@ class Tracer:
             self._end(ended.trace, "failed")
         else:
             self._end(ended.trace, "written")
+        return True
 
     def _end(self, trace: Trace, outcome: TraceOutcome) -> None:
         self.ended = (*self.ended, Traced(folder=trace.folder, outcome=outcome))

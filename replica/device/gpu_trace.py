@@ -1,12 +1,12 @@
 """Records what a GPU does, by torch's profiler. `replica.timeline.profile` reads it.
 
-A profiled step is slower, so that shares and counts are to be read there, not times; and once the
-profiler has run in a process, each call of CUDA takes a little longer.
+A profiled step is slower, so that shares and counts are to be read there, not times. Once the
+profiler has run in a process, each call of CUDA takes longer for as long as the process lives:
+CUPTI stays attached, TEARDOWN_CUPTI or not (seen with torch 2.11 and CUDA 13.0).
 """
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -26,8 +26,6 @@ class GpuProfiler:
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         """Starts. Raises RuntimeError where there is no profiling."""
-        # Without it CUPTI stays attached to the process, and each later call of CUDA takes longer.
-        os.environ.setdefault("TEARDOWN_CUPTI", "1")
         # Of operators of torch nothing is kept: that would slow the host's launches down.
         self._profile = profile(activities=[ProfilerActivity.CUDA])
         try:
