@@ -99,11 +99,10 @@ class Meter(Tracer):
         super().start(trace, step, bubble_ns)
         self.longest_s["start"] = time.perf_counter() - began
 
-    def end_turn(self) -> bool:
+    def end_turn(self) -> None:
         began = time.perf_counter()
-        ended = super().end_turn()
+        super().end_turn()
         self.longest_s["end"] = max(self.longest_s["end"], time.perf_counter() - began)
-        return ended
 
     def computed(
         self, batch: Batch, intervals: list[tuple[int, int]], bubble_ns: int, *, replayed: bool

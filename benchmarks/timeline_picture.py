@@ -61,7 +61,7 @@ def draw(timeline: Timeline, steps: int = 6) -> str:
     shown = computed[first : first + steps]
     begin, end = shown[0].start, shown[-1].end
     begin -= (end - begin) / 50
-    parts = [words(0, 14, _caption(timeline), 'font-weight="600"')]
+    parts = [words(0, 14, timeline["otherData"]["engine"], 'font-weight="600"')]
     for number, lane in enumerate(LANES):
         y = TOP + ROW * number
         parts.append(words(0, y + 15, lane))
@@ -126,15 +126,6 @@ def _rectangle(y: float, box: Box, begin: float, end: float) -> str:
     number, _, kind = box.name.partition("step ")[2].partition(" ")
     label = f"{number} {kind}" if width > WIDE else number
     return drawn + words(x + width / 2, y + 15, label, 'fill="white" text-anchor="middle"')
-
-
-def _caption(timeline: Timeline) -> str:
-    told = timeline["otherData"]
-    every = told["shares"]["all"]
-    return (
-        f"{told['engine']}: no kernel runs within {every['gaps']:.1%} of the time, "
-        f"{every['bubble']:.1%} are bubbles"
-    )
 
 
 def _legend(y: float) -> Iterator[str]:

@@ -143,8 +143,7 @@ class Engine:
     def advance(self) -> None:
         """One turn of the loop, of the kind that the configuration asks for."""
         self._step(self)
-        if self.tracer.end_turn():
-            self.pipeline.renew_graphs()
+        self.tracer.end_turn()
 
     @property
     def busy(self) -> bool:

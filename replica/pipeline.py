@@ -118,11 +118,6 @@ class Pipeline:
         ]
         device.settle()
 
-    def renew_graphs(self) -> None:
-        """Waits for what runs (`Graphs.renew`)."""
-        self._device.settle()
-        self._graphs.renew()
-
     def capture(self) -> None:
         """Record the graphs, before the first step. Raises CaptureFailed."""
         for lane in self._lanes:

@@ -61,10 +61,10 @@ class Tracer:
         ended, self.ended = self.ended, ()
         return ended
 
-    def end_turn(self) -> bool:
-        """Between steps: a trace that is complete is written. Returns whether there was one."""
+    def end_turn(self) -> None:
+        """Between steps: a trace that is complete is written."""
         if self._open is None or not self._open.is_over:
-            return False
+            return
         ended, self._open = self._open, None
         try:
             ended.write(self._device)
@@ -73,7 +73,6 @@ class Tracer:
             self._end(ended.trace, "failed")
         else:
             self._end(ended.trace, "written")
-        return True
 
     def _end(self, trace: Trace, outcome: TraceOutcome) -> None:
         self.ended = (*self.ended, Traced(folder=trace.folder, outcome=outcome))
@@ -102,6 +101,8 @@ class _Open:
         bubble_ns, self._bubble_ns = bubble_ns - self._bubble_ns, bubble_ns
         if batch.step < self._first:
             return
+        if batch.step == self._first:
+            bubble_ns = 0  # it waited for the profiler, which takes seconds to start
         kind = "decode" if batch.decodes_only else "mixed"
         way = "graph" if replayed else "eager"
         rows, tokens = len(batch.rows), batch.num_tokens

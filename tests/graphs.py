@@ -20,10 +20,6 @@ class Closure:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self.renewed = 0
-
-    def renew(self) -> None:
-        self.renewed += 1
 
     def replay(self) -> None:
         self._work()

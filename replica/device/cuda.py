@@ -211,9 +211,6 @@ class CudaRecording:
     def replay(self) -> None:
         self.graph.replay()
 
-    def renew(self) -> None:
-        self.graph.instantiate()
-
 
 class CudaRecorder:
     """Captures work of the current stream into graphs that share one memory pool.

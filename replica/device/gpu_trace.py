@@ -1,8 +1,7 @@
 """Records what a GPU does, by torch's profiler. `replica.timeline.profile` reads it.
 
-A profiled step is slower, so that shares and counts are to be read there, not times. Once the
-profiler has run in a process, each call of CUDA takes longer for as long as the process lives:
-CUPTI stays attached, TEARDOWN_CUPTI or not (seen with torch 2.11 and CUDA 13.0).
+A profiled step is slower, so that shares and counts are to be read there, not times. An
+engine that was profiled is slower for some time afterwards (docs/performance.md).
 """
 
 from __future__ import annotations

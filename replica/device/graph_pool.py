@@ -51,9 +51,6 @@ class Recording(Protocol):
 
     def replay(self) -> None: ...
 
-    def renew(self) -> None:
-        """Make what is replayed anew, from what was recorded; nothing of it may be running."""
-
 
 Recorder: TypeAlias = Callable[[Work], Recording]
 """Runs work once or more, then records it. Raises RuntimeError if that fails."""
@@ -77,10 +74,6 @@ class Graphs(Protocol):
     def run(self, key: GraphKey | None, rows: int, work: Work) -> None:
         """Do `work`, by replaying `key` if that was recorded. rows: those that are not padding."""
 
-    def renew(self) -> None:
-        """Make all graphs anew: a profiler leaves those slower that it has watched. Nothing may
-        be running."""
-
     def fit_report(self) -> str:
         """Which sizes would suit the batches so far, to be read by a person."""
 
@@ -101,9 +94,6 @@ class NoGraphs:
 
     def run(self, key: GraphKey | None, rows: int, work: Work) -> None:
         work()
-
-    def renew(self) -> None:
-        pass
 
     def fit_report(self) -> str:
         return ""
@@ -183,10 +173,6 @@ class GraphPool:
         report.replays += 1
         report.rows += rows
         report.recording.replay()
-
-    def renew(self) -> None:
-        for report in self._reports.values():
-            report.recording.renew()
 
     def fit_report(self) -> str:
         """Sizes that would suit the batches so far; empty if there were none."""

@@ -8,7 +8,7 @@ import pytest
 
 from replica.device.graph_pool import CaptureFailed, GraphKey, GraphPool
 from replica.device.stream import StreamFailure
-from replica.messages import Abort, Trace
+from replica.messages import Abort
 from tests.graphs import Closure, TokenRunner, record
 from tests.script import Bench, submit
 
@@ -123,16 +123,4 @@ def test_a_run_tells_which_sizes_would_suit_it():
     assert pool.fit_report() == ""
     engine.run(submit("a", (1, 2), max_tokens=9))
     assert "0.0% with graph_sizes: [1, 12]" in engine.engine.pipeline.fit_report()
-    engine.close()
-
-
-def test_graphs_are_made_anew_once_a_trace_is_over(tmp_path):
-    """A profiler leaves those slower that it has watched."""
-    engine, pool = bench()
-    engine.run(submit("a", (1, 2, 3), max_tokens=20))
-    assert not any(report.recording.renewed for report in pool.reports())
-    trace = Trace(folder=str(tmp_path), steps=4, seconds=10.0)
-    outputs = engine.run(trace, submit("b", (1, 2, 3), max_tokens=20))
-    assert all(report.recording.renewed == 1 for report in pool.reports())
-    assert outputs == {"b": TokenRunner().expected((1, 2, 3), 20)}
     engine.close()
