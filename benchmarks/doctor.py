@@ -182,8 +182,6 @@ def main() -> None:
     options.add_argument("--keep", action="store_true", help="the figures of an earlier file")
     chosen = options.parse_args()
     report, right = Report("seeing"), []
-    if chosen.keep and chosen.json and chosen.json.exists():
-        report.figures |= json.loads(chosen.json.read_text())["figures"]
     names = chosen.only.split(",") if chosen.only else [planted.name for planted in PLANTED]
     for planted in (each for each in PLANTED if each.name in names):
         with (
@@ -194,6 +192,8 @@ def main() -> None:
         right.append(cause is planted.cause)
         report.add(f"right.{planted.name.replace(' ', '_')}", [float(right[-1])])
     report.add("doctor_right_share", [sum(right) / len(right)])
+    if chosen.keep:
+        report.keep(chosen.json)
     report.write(chosen.json)
 
 

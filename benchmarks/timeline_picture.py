@@ -10,18 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.svg import BLUE, ORANGE, RED, TEXT, WIDTH, svg, words
+from replica.timeline import chrome
 
-LANES = (
-    "CPU schedule",
-    "CPU launch",
-    "CPU wait for D2H",
-    "CPU deliver",
-    "H2D",
-    "compute",
-    "kernels",
-    "D2H",
-    "bubbles",
-)
+LANES = chrome.LANES[: chrome.LANES.index("hazards")]
+"""Hazards are named in the trace, and what lies outside of the streams is one."""
 PALE = "#e3a6a2"
 COLOURS = {
     "slot A": BLUE,
